@@ -67,6 +67,8 @@ def test_laws_of_every_policy(name, while_generating, bound, queue, slots, size,
     assert 0 <= done.trainer_idle <= 1 and 0 <= done.generator_idle <= 1
     if name in ("drop_stale", "recycle", "bound"):
         assert done.staleness_N().max(initial=0) <= bound
+    if name == "recycle":  # what is dropped is asked again
+        assert (done.used_by_N >= 0).sum() > 60 - 2 * size, (done.used_by_N, done.fate_N)
     if name not in ("drop_oldest", "drop_stale", "recycle"):
         assert (done.fate_N != 2).all()
     assert ((done.token_staleness_N() <= done.staleness_N() + 1e-9) & (done.token_staleness_N() >= -1e-9)).all()

@@ -72,9 +72,16 @@ class Silent(Worked):
 
 
 def test_calls_that_cannot_be_told_apart_are_refused_by_name() -> None:
-    flow = Workflow("silent")
+    assert_predicts(told := twice(Worked), [ExecutionPlan.spatial(told, TWO, APART)])
+    plan = ExecutionPlan.spatial(flow := twice(Silent), TWO, APART)
+    with pytest.raises(PlanError, match=r"w\[0\] in iteration 1: make\(\) is called 2 times in a row.*Next: give the calls methods of their own"):
+        estimate(flow, plan, executed(flow, plan))
+
+
+def twice(makes: type[Worked]) -> Workflow:
+    flow = Workflow("twice")
     a = flow.channel("a")
-    w, v = flow.worker(Silent, name="w"), flow.worker(Worked, name="v")
+    w, v = flow.worker(makes, name="w"), flow.worker(Worked, name="v")
 
     @flow.iteration
     def iteration() -> None:
@@ -82,9 +89,7 @@ def test_calls_that_cannot_be_told_apart_are_refused_by_name() -> None:
         w.make(3, a)
         v.use(a)
 
-    plan = ExecutionPlan.spatial(flow, TWO, APART)
-    with pytest.raises(PlanError, match=r"w\[0\] in iteration 1: make\(\) is called 2 times in a row.*Next: give the calls methods of their own"):
-        estimate(flow, plan, executed(flow, plan))
+    return flow
 
 
 def test_iterations_that_did_something_else_are_refused_by_name() -> None:

@@ -377,11 +377,11 @@ def test_nothing_beside_a_cell_is_overlooked(seed: int) -> None:
 
 def test_a_refusal_names_each_kind_of_device_with_its_memory() -> None:
     kinds = (DeviceKind("A", 1.0, 80.0), DeviceKind("B", 1.0, 50.0))
-    profile = Profile(8, {"t": keeps(80), "a": keeps(60, stays=False), "light": keeps(0)}, (EdgeProfile("t", "a"),), kinds=kinds)
+    profile = Profile(8, {"t": keeps(70), "a": keeps(60, stays=False), "light": keeps(0)}, (EdgeProfile("t", "a"),), kinds=kinds)
     with pytest.raises(PlanError) as error:
         plan(profile, {"A": 1, "B": 1})
-    needs = "'a' needs 60 GiB on 1 device of A, which has 80, or 60 GiB on 1 device of B, which has 50; 't' keeps 80 GiB (offloadable: false) where they sit."
-    assert f"{needs} Next: memory_gib=80 for every kind of device, or devices={{'A': 2, 'B': 1}}." in str(error.value)
+    needs = "'a' needs 60 GiB on 1 device of A, which has 80, or 60 GiB on 1 device of B, which has 50; 't' keeps 70 GiB (offloadable: false) where they sit."
+    assert f"{needs} Next: memory_gib=70 for every kind of device, or devices={{'A': 2, 'B': 1}}." in str(error.value)
 
 
 def test_a_refusal_offers_a_kind_that_was_not_asked_for() -> None:

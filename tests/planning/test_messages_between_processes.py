@@ -156,6 +156,7 @@ def test_moving_takes_latency_and_bytes_over_bandwidth(latency: float) -> None:
     spans = moved.to_pandas().query("worker == 'link_make_to_use' and kind == 'run' and iteration == 0")
     assert spans["seconds"].sum() == pytest.approx(1.0 + latency * len(spans), rel=1e-6) and len(spans) > 1  # a GiB at a GiB/s
     assert moved.elapsed_ns > streamed(moving(None)).elapsed_ns
+    assert "link_make_to_use" not in {track.worker for track in streamed(moving(Link(1.0, latency), None)).tracks}, "of no known size"
 
 
 def test_moving_overlaps_with_work_but_for_its_last_batch() -> None:

@@ -15,6 +15,7 @@ from rlinf_lab.errors import PlanError, UnknownNameError
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.planning.planner.planner import plan, planned
 from rlinf_lab.planning.profile.profile import (
+    Cell,
     DeviceKind,
     EdgeProfile,
     Lengths,
@@ -266,6 +267,8 @@ def test_sub_batches_are_those_of_the_cell() -> None:
     made, (one, other) = saved(apart), ("simulator", "generator")
     halves = dataclasses.replace(made, sub_batches={one: 2})
     assert planned(apart.candidate.placement.setting.profile, halves).placement[other]["sub_batches"] == 2
+    twos = Profile.load(path).replace(cells=(Cell((one, other), (2,)),))
+    assert planned(twos, dataclasses.replace(made, sub_batches={})).placement[other]["sub_batches"] == 2, "the profile knows no other number"
     with pytest.raises(PlanError, match=r"sub_batches of simulator, generator are 2, 3; .*\. Next: one number"):
         planned(Profile.load(path), dataclasses.replace(made, sub_batches={one: 2, other: 3}))
     assert planned(two(), by_hand(sub_batches={"a": 2})).seconds == planned(two(), by_hand()).seconds

@@ -188,6 +188,7 @@ NINE, HELD = "workers.a.lengths", {"shared_gib": 3, "shared_as": "m"}
         (CELL, {"cells": [{"members": ["s", "t"]}]}, r"cells\[0\]\.members is \['s', 't'\], which is no cycle .* Next: all members of one: s, p"),
         (CELL, {"cells": [{"members": ["s", "p"]}, {"members": ["p", "s"]}]}, r"cells\[1\]\.members is \['p', 's'\], .* no cycle .* no other entry"),
         (CELL, {"cells": [{"members": ["s", "p"], "sub_batches": [1, 2], "tokens": 12}]}, r"cells\[0\] has tokens: 12, which go round together .*"),
+        (CELL, {"cells": [{"members": ["s", "p"], "sub_batches": [65]}]}, r"cells\[0\].sub_batches is \[65\]; give numbers from 1 to 64"),
         (CELL, {"cells": [{"members": ["s", "p"]}], "edges.1.at_end": True}, r"at_end is True between members of a cell"),
         (BASE, {"workers.a.memory": {"shared_gib": 3}}, r"profile.workers.a.memory.shared_gib is 3.0 without shared_as.* Next: both"),
         (BASE, {"workers.a.memory": HELD, "workers.b.memory": {**HELD, "shared_as": "n"}}, r"a.memory.shared_as is 'm', which no other worker has; others are 'n'"),

@@ -147,8 +147,8 @@ def test_random_plans_are_refused_with_their_ring_or_go_on() -> None:
 
 def test_the_simulator_names_the_ring_that_only_counts_can_tell() -> None:
     """An exact get of more than circulates: how many a worker asks for is not in the graph. (In runs: `runtime/test_standstills`.)"""
-    flow, _ = timed("lr rl", 1, {"r": (0, 0), "l": (0, 0)})
-    plan = ExecutionPlan.spatial(flow, ["cpu:0", "cpu:1"], {"l": [0], "r": [1]})
+    flow, _ = timed("lr rl", 1, {"r": (0, 0), "l": (0, 0), "v": (0, 0)})
+    plan = ExecutionPlan.spatial(flow, ["cpu:0", "cpu:1"], {"l": [0], "r": [1], "v": [1]})
 
     def ask(turn: Turn) -> Any:
         yield put("lr")
@@ -158,7 +158,7 @@ def test_the_simulator_names_the_ring_that_only_counts_can_tell() -> None:
         yield get("lr", 2)
         yield put("rl")
 
-    calls = [SimCall("r", "work", answer, ("lr",), ("rl",)), SimCall("l", "work", ask, ("rl",), ("lr",))]
+    calls = [SimCall("r", "work", answer, ("lr",), ("rl",)), SimCall("l", "work", ask, ("rl",), ("lr",)), SimCall("v", "work", ask, after=(1,))]
     with pytest.raises(DeadlockError, match=r"any more: (l\[0\] → r\[0\] → l\[0\]|r\[0\] → l\[0\] → r\[0\])\n") as stands:
         Simulator(flow, plan).simulate(calls)
-    assert {wait.who: wait.on for wait in stands.value.waits} == {"l[0]": ("r",), "r[0]": ("l",)}
+    assert {wait.who: wait.on for wait in stands.value.waits} == {"l[0]": ("r",), "r[0]": ("l",), "v[0]": ("l",)}

@@ -43,11 +43,12 @@ class Calls:
         """Its call starts when the values are there that it needs."""
         state = self._state
         while p.waits_for:
-            waiting = state.values.setdefault((p.iteration, p.waits_for.pop(0)), [])
+            waiting = state.values.setdefault((p.iteration, p.waits_for[0]), [])
             if waiting is not None:
                 waiting.append(p)
                 p.doing = VALUE
                 return
+            p.waits_for.pop(0)
         assert p.call is not None
         if p.call.after and state.now > p.start:
             state.add(p, SpanKind.WAIT, p.start, state.now)

@@ -297,7 +297,7 @@ def add_legend(made: Scene, left: int, y: int) -> int:
             continue
         text = _cut(str(label), made.width - left - 30)
         step = 30 + _width(text)
-        if x + step > made.width and x > left:
+        if x + step > made.width:
             x, y = left, y + 18
         made.bars.append(Bar(x, y - 10, 12, 12, label))
         made.words.append(Word(x + 17, y, text))
