@@ -79,5 +79,5 @@ def test_of_too_many_different_lanes_each_worker_has_one_and_the_picture_is_no_h
     timeline = of_gangs(("rollout", 32, 9_000), ("reward", 1, 0), ("training", 31, 0))
     drawn = scene(timeline, timeline.accounting())
     assert {"rollout", "reward", "training"} <= {bar.fill for bar in drawn.bars} and drawn.height <= 400
-    hidden = next(w.text for w in drawn.words if "more" in w.text)
-    assert hidden == "… and 23 more devices"  # 9 of 32 are shown, and all the others
+    hidden = next(w for w in drawn.words if "more" in w.text)
+    assert hidden.text == "… and 23 more devices" and hidden.y < drawn.height  # 9 of 32 are shown, and all the others
