@@ -92,21 +92,6 @@ class MeshExecutor:
     def drain(self) -> list[Any]:
         return [r.drain() for r in self.recorders.values()]
 
-    def rows(self, most: int) -> None:
-        return None  # of several hosts
-
-    def undrained(self) -> int:
-        return sum(map(len, self.recorders.values()))
-
-    def metrics(self) -> list[Any]:
-        return []
-
-    def rounds(self) -> int:
-        return 0
-
-    def frames(self) -> dict[str, Any]:
-        return {}
-
     def waits(self) -> list[Wait]:
         return [wait for host in self.hosts.values() for wait in host.waits()]
 

@@ -1,4 +1,4 @@
-"""Sessions that tests open: on threads, on threads with a made-up clock, or between several hosts in this process. What hangs fails, and says who waits for whom."""
+"""Sessions that tests open: on threads, with a made-up clock, or between several hosts in this process. What hangs fails, and says who waits for whom."""
 
 from __future__ import annotations
 

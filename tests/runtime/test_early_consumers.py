@@ -86,9 +86,6 @@ class Meeting(Worker):
             self.exchange(i)
         ENDED.append(f"{self.name}[{self.rank}] has done all")
 
-    def meet(self) -> None:
-        self.exchange(0)
-
 
 class Taker(Worker):
     def take(self, inbox: Inbox, n: int = 1) -> int:

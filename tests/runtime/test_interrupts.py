@@ -203,8 +203,14 @@ class Taker(Numbers):
 
 
 CASES: dict[str, tuple[Callable, dict[str, tuple[type, int]], str, tuple[Any, ...]]] = {  # loop, workers and ranks, who waits, kind and channel of its wait
-    "room": (lambda items, maker, taker: (maker.make(1000, items), taker.take_slowly(items)), {"maker": (Numbers, 1), "taker": (Taker, 1)}, "maker", (SpanKind.PUT, "items")),
-    "items": (lambda items, maker, taker: (maker.make_one(items), taker.count(items)), {"maker": (Maker, 1), "taker": (Taker, 1)}, "taker", (SpanKind.GET, "items")),
+    "room": (
+        lambda items, maker, taker: (maker.make(1000, items), taker.take_slowly(items)),
+        {"maker": (Numbers, 1), "taker": (Taker, 1)}, "maker", (SpanKind.PUT, "items"),
+    ),
+    "items": (
+        lambda items, maker, taker: (maker.make_one(items), taker.count(items)),
+        {"maker": (Maker, 1), "taker": (Taker, 1)}, "taker", (SpanKind.GET, "items"),
+    ),
     "the other ranks": (lambda items, taker: taker.meet(), {"taker": (Taker, 2)}, "taker", (SpanKind.WAIT, "")),
     "another fails": (
         lambda items, maker, taker, other: (maker.make_one(items), taker.count(items), other.fail()),

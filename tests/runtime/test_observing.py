@@ -416,7 +416,8 @@ def test_a_dashboard_that_the_user_closes_says_so_and_is_told_the_end() -> None:
 
 
 def test_the_dashboard_is_told_what_diverged() -> None:
-    done = ended(run(*made(lambda h, metrics: h["w"].say(metrics)), inputs=[{"loss": 0.5, "gain": 1.0, "rare": 1.0}, {"loss": float("nan"), "gain": -float("inf")}]))
+    said = [{"loss": 0.5, "gain": 1.0, "rare": 1.0}, {"loss": float("nan"), "gain": -float("inf")}]
+    done = ended(run(*made(lambda h, metrics: h["w"].say(metrics)), inputs=said))
     board = Dashboard()
     _Feeder(done, board, None)
     rows = board._history()[0]["metrics"]

@@ -7,14 +7,11 @@ import threading
 import types
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import pytest
-from gymnasium.spaces import Box
-
-sys.path.insert(0, str(Path(__file__).parent))
 from flows import Numbers
+from gymnasium.spaces import Box
 from own_threads import own_threads
 
 import rlinf_lab as lab
@@ -25,8 +22,6 @@ from rlinf_lab.runtime.run import preflight
 from rlinf_lab.runtime.run.preflight import _Looking
 from rlinf_lab.runtime.transport.pickling import Packed
 from rlinf_lab.workers import PolicyWorker, SimulatorWorker
-
-RAY = [pytest.mark.ray, pytest.mark.xdist_group("ray")]
 
 
 def robot(num_envs: int = 4) -> lab.Workflow:

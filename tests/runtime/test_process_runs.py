@@ -126,7 +126,8 @@ def assert_what_cannot_travel_fails_its_iteration_alone(s: Session) -> None:
     """By name."""
     for step, error, told in (
         (("item",), WorkerError, "'maker' rank 0 failed in make.*cannot pickle '_thread.lock'"),
-        (("value",), WorkerError, r"'maker' rank 0 failed in make\(\): .*What make\(\) returned, \{'model': .*\}, cannot be sent to another process: TypeError: cannot pickle '_thread.lock' object "
+        (("value",), WorkerError, r"'maker' rank 0 failed in make\(\): .*What make\(\) returned, \{'model': .*\}, "
+         r"cannot be sent to another process: TypeError: cannot pickle '_thread.lock' object "
          r"\(at \['model'\]\[1\]\)\. Next: "),
         (("error",), WorkerError, "'maker' rank 0 .*OddError: odd 1 2"),
         (("exit",), WorkerError, "'maker' rank 0 .*SystemExit: 3"),

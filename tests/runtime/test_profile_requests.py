@@ -1,4 +1,4 @@
-"""What `lab.profile` is asked for: refused in a line when it cannot be, compared with the profile that is in the file; of workers that fail, errors name them."""
+"""What `lab.profile` is asked for: refused in a line when it cannot be, compared with the profile in the file; errors of workers name them."""
 
 from __future__ import annotations
 
@@ -81,8 +81,9 @@ def test_no_foreign_error_comes_out(name: str) -> None:
 
 def test_what_cannot_be_is_told_before_anything_is_measured() -> None:
     for given, says in (
-        ({"ranks": {"b": 2}}, r"ranks\['b'\] is 2;"), ({"ranks": {"b": [3]}}, r"ranks\['b'\] is 3; .* at most 2"), ({"ranks": {"c": [1]}}, "Unknown worker 'c'"),
-        ({"iterations": 0}, "is 0; .* at least 1"), ({"inputs": []}, r"inputs=\[\]"), ({"generators": ["a"]}, r"generators=\['a'\]"), ({"path": "/nowhere/x.json"}, "no folder"),
+        ({"ranks": {"b": 2}}, r"ranks\['b'\] is 2;"), ({"ranks": {"b": [3]}}, r"ranks\['b'\] is 3; .* at most 2"),
+        ({"ranks": {"c": [1]}}, "Unknown worker 'c'"), ({"iterations": 0}, "is 0; .* at least 1"), ({"inputs": []}, r"inputs=\[\]"),
+        ({"generators": ["a"]}, r"generators=\['a'\]"), ({"path": "/nowhere/x.json"}, "no folder"),
     ):  # fmt: skip
         with pytest.raises(RlinfLabError, match=says):
             profile_of(flow(), **given)
@@ -219,6 +220,7 @@ def test_a_run_can_be_asked_about_other_ranks_than_it_had() -> None:
     assert [w.ranks.counts for w in other.workers.values()] == [(1,), (1, 2, 4)]
     assert "or those that were asked for: b (a 1, b 1 or 2 or 4). Next: ranks=" in other.notes[0]
     assert max(p.candidate.placement.seats["b"].ranks for p in lab.plan(made, DEVICES, other)) == 2
-    for ranks, said in (({"bb": [1]}, "Unknown worker 'bb'. Did you mean 'b'"), ({"b": [1, 0]}, r"ranks\['b'\] is 0; give a whole number, at least 1. Next: 1")):
+    zero = r"ranks\['b'\] is 0; give a whole number, at least 1. Next: 1"
+    for ranks, said in (({"bb": [1]}, "Unknown worker 'bb'. Did you mean 'b'"), ({"b": [1, 0]}, zero)):
         with pytest.raises((PlanError, LookupError), match=said):
             lab.planning.profile_from_run(made, plan, lab.Timeline(), ranks=ranks)

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
 from flows import DEVICES, Fails, cell_flow, cell_plans, failing_flow
 
 from rlinf_lab import ExecutionPlan, Workflow

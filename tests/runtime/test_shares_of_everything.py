@@ -90,7 +90,10 @@ CHANNELS = st.sampled_from([{"whole": True}, {"capacity": 2}, {"capacity": None}
 
 
 @settings(max_examples=20, deadline=None)
-@given(st.integers(0, 40), st.integers(1, 2), st.integers(1, 4), st.integers(0, 3), CHANNELS, st.sampled_from(["all", "batches"]), st.sampled_from(["mock", "mesh"]))
+@given(
+    st.integers(0, 40), st.integers(1, 2), st.integers(1, 4), st.integers(0, 3), CHANNELS, st.sampled_from(["all", "batches"]),
+    st.sampled_from(["mock", "mesh"]),
+)  # fmt: skip
 def test_each_rank_gets_its_share_whoever_asks_last(count: int, makers: int, ranks: int, late: int, channel: dict, method: str, kind: str) -> None:
     """By position, of several producers everything once."""
     if method == "batches":
@@ -139,7 +142,7 @@ def test_what_the_ranks_get(kind: str, flow: Workflow, ranks: int, arguments: tu
 @pytest.mark.parametrize(
     ("method", "count", "left"),
     [
-        ("one_asks", 6, r"Iteration 0 .* 3 of 6 items are left; reader\[0\].one_asks\(\) read 0, reader\[1\].one_asks\(\) read 3. Next: have every rank of 'reader' ask"),
+        ("one_asks", 6, r"Iteration 0 .* 3 of 6 items are left; reader\[0\].one_asks\(\) read 0, reader\[1\].* read 3. Next: have every rank of 'reader' ask"),
         ("late_ends", 4, r"2 of 4 items are left; reader\[0\].late_ends\(\) read 2, reader\[1\].late_ends\(\) read 0"),  # after another has asked
     ],
 )  # fmt: skip

@@ -38,8 +38,8 @@ def profile(whole: bool = False, group: int = 1, gib: float = 0.0, cap: float = 
     [
         (False, 4, 32, 0.0, 80.0, 3), (False, 16, 32, 0.0, 80.0, 4), (False, 32, 32, 0.0, 80.0, 2), (False, 3, 24, 0.0, 80.0, 3),
         (True, 1, 32, 0.0, 80.0, 1), (True, 1, 32, 0.0, 80.0, 3), (True, 8, 32, 0.0, 80.0, 2), (True, 8, 32, 0.0, 80.0, 4),
-        (False, 8, 24, 0.0, 80.0, 2), (False, 8, 24, 0.0, 80.0, 4), (False, 5, 30, 0.0, 80.0, 2), (False, 5, 35, 0.0, 80.0, 3),  # micro-batches are no whole groups
-        (False, 8, 32, 8.0, 70.0, 3), (False, 8, 32, 8.0, 70.0, 4), (False, 8, 32, 8.0, 140.0, 2), (False, 5, 30, 8.0, 66.0, 4),  # half a group is a rank's share: it gets a whole one
+        (False, 8, 24, 0.0, 80.0, 2), (False, 8, 24, 0.0, 80.0, 4), (False, 5, 30, 0.0, 80.0, 2), (False, 5, 35, 0.0, 80.0, 3),  # no whole groups
+        (False, 8, 32, 8.0, 70.0, 3), (False, 8, 32, 8.0, 70.0, 4), (False, 8, 32, 8.0, 140.0, 2), (False, 5, 30, 8.0, 66.0, 4),  # of half a group a whole one
         (True, 1, 32, 5.0, 80.0, 2),  # at most 16 in one call: who asks for everything at once would get more than a plan in micro-batches says
     ],
 )  # fmt: skip

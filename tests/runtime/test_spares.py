@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 from concurrent.futures import wait
 from functools import partial
@@ -11,8 +10,6 @@ from pathlib import Path
 
 import psutil
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
 from flows import DEVICES, NOTEBOOK_RESULT, notebook_flow
 
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan

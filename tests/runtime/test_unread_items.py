@@ -106,7 +106,7 @@ EMPTY_A, EMPTY_B = ("a", "maker[0].make()", "sieve[0].above()"), ("b", "sieve[0]
 CASES: dict[str, tuple[Workflow, dict[str, Any], list[tuple[tuple[Any, ...], list[int] | str]]]] = {  # flow, plan, (step, what was taken or is said)
     "items": (flow_of(), {}, [
         ((3, 3), [3]),
-        ((), r"Iteration 1 of workflow 'unread' .* Channel 'items': [1-9] of \d items.* are left; taker\[0\].take\(\) read 3. Next: read .*discard_unread=True"),
+        ((), r"Iteration 1 of workflow 'unread' .* 'items': [1-9] of \d items.* are left; taker\[0\].take\(\) read 3. Next: read .*discard_unread=True"),
         ((8, 3, 2), r"(1 of 7|2 of 8) items.* are left; taker\[0\].take\(\) read 6"),
         ((1, 0), r"1 of 1 items.* are left; taker\[0\].take\(\) read 0"),
         ((8, 3, 0), r"([1-9]) of \1 items.* are left; no call of this iteration reads it. Next: call a worker that reads"),
@@ -114,7 +114,7 @@ CASES: dict[str, tuple[Workflow, dict[str, Any], list[tuple[tuple[Any, ...], lis
     ]),
     "few are discarded": (flow_of(discard_unread=True), {}, [((8, 3, 1), [3]), ((8, 0, 1), [0]), ((8, 3, 0), [])]),
     "many are discarded": (flow_of(discard_unread=True), {}, [((300, 3, 1), [3]), ((300, 0, 1), [0]), ((300, 3, 0), [])]),
-    "ranks": (flow_of(), {"ranks": {"taker": 2}}, [((), r"Channel 'items': [1-9] of \d items.* are left; taker\[0\].take\(\) read 3, taker\[1\].take\(\) read 3")]),
+    "ranks": (flow_of(), {"ranks": {"taker": 2}}, [((), r"[1-9] of \d items.* are left; taker\[0\].take\(\) read 3, taker\[1\].take\(\) read 3")]),
     "keys": (flow_of("by_key", "by_key", keyed=True), {}, [((), r"Channel 'items': [1-9] of \d items.* are left; taker\[0\].by_key\(\) read 3")]),
     "groups": (flow_of("by_key", group=2), {}, [((), r"Channel 'items': 1 of 4 groups of 2 items.* are left; taker\[0\].take\(\) read 3")]),
     "a loop": (looping(), BY_ONE, [

@@ -138,7 +138,8 @@ def test_what_is_said_about_failures_and_members_is_not_lost_either(kind: str) -
         if "join" in kind:
             in_time(lambda: one.join("taker", 1))
         elif kind == "failed":
-            executor.hosts[next(h for h in executor.hosts if h != "driver")].post.report(WorkerError.of("maker", 0, "make", ValueError("of its own"), "nowhere"))
+            other = next(host for name, host in executor.hosts.items() if name != "driver")
+            other.post.report(WorkerError.of("maker", 0, "make", ValueError("of its own"), "nowhere"))
             step_within(one)
         elif kind in ("left", "leave"):
             in_time(lambda: one.leave("taker", 1))

@@ -43,7 +43,9 @@ class Weigher(Worker):
         return found
 
 
-def heavy(order: Any, capacity: int | None, makers: int, takers: int, keyed: bool = False, late: bool = False, **channel: Any) -> tuple[Workflow, ExecutionPlan]:
+def heavy(
+    order: Any, capacity: int | None, makers: int, takers: int, keyed: bool = False, late: bool = False, **channel: Any
+) -> tuple[Workflow, ExecutionPlan]:  # fmt: skip
     flow = Workflow("heavy")
     items = flow.channel("items", capacity=capacity, order=order, keyed=keyed, may_be_empty=True, **channel)
     go = flow.channel("go", may_be_empty=True)

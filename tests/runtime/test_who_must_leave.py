@@ -107,7 +107,7 @@ def test_who_cannot_leave_is_refused_by_name(cls: type[lab.Worker]) -> None:
         ((Plain, Leaves), {"a": 1, "b": 2}, 2, {"placements": {"a": ((1,), (0,)), "b": ((0,),)}}, False),  # for a second rank
     ],
 )
-def test_who_has_to_leave_is_refused_and_who_never_has_to_is_not(workers: Any, memory: dict[str, int], device: int | None, changes: dict[str, Any], ok: bool) -> None:
+def test_who_has_to_leave_is_refused_and_who_never_has_to_is_not(workers: Any, memory: dict[str, int], device: int | None, changes: Any, ok: bool) -> None:
     flow = flow_of(*workers)
     plan = plan_of(flow, memory, device, **changes)
     if ok:
@@ -145,59 +145,43 @@ def test_weights_that_are_held_once_may_make_room() -> None:
     assert lab.check(flow, plan_of(flow, {"a": 1, "b": 1, "c": 1}, 2)).ok
     assert not lab.check(flow, plan_of(flow, {"a": 1, "b": 1, "c": 1}, 1)).ok
     flow = flow_of(Plain, (Shares, (nn.Linear(8, 1),), {}), (Shares, (nn.Linear(8, 1),), {}))
-    with pytest.raises(WorkerError, match=r"failed in offload\(\): WorkflowError: a\[0\] has to leave cpu for another worker and cannot: Plain has a setup"):  # noqa: SIM117
-        with session(flow, plan_of(flow, {"a": 1, "b": 1, "c": 1}, 2)) as s:
-            s.step()
-            s.step()
+    told = r"failed in offload\(\): WorkflowError: a\[0\] has to leave cpu for another worker and cannot: Plain has a setup"
+    with pytest.raises(WorkerError, match=told), session(flow, plan_of(flow, {"a": 1, "b": 1, "c": 1}, 2)) as s:
+        s.step()
+        s.step()
 
 
-class Room:
-    """Who has its things on the device, and how many at most had."""
-
-    def __init__(self) -> None:
-        self.there: set[str] = set()
-        self.most = 0
-        self.said: list[str] = []
-
-    def come(self, name: str) -> None:
-        self.there.add(name)
-        self.most = max(self.most, len(self.there))
+SAID: list[tuple[str, int]] = []  # who comes to the device (1) or leaves it (-1)
 
 
 class Guest(lab.Worker):
-    def __init__(self, room: Room) -> None:
-        self.room = room
-
     def setup(self) -> None:
-        self.room.said.append(f"{self.name} is built")
-        self.room.come(self.name)
+        SAID.append((self.name, 1))
 
-    def onload(self) -> None:
-        self.room.said.append(f"{self.name} comes")
-        self.room.come(self.name)
+    onload = setup
 
     def offload(self) -> None:
-        self.room.said.append(f"{self.name} leaves")
-        self.room.there.discard(self.name)
+        SAID.append((self.name, -1))
 
     def work(self) -> bool:
-        return self.name in self.room.there
+        """Whether it is there."""
+        return dict(SAID)[self.name] == 1
 
 
 @pytest.mark.parametrize(("device_memory", "working", "most"), [(3, {}, 1), (4, {}, 2), (5, {}, 2), (6, {}, 3), (6, {"c": 1}, 3)])
 def test_what_does_not_fit_later_is_not_built_beside_it_either(device_memory: int, working: dict[str, int], most: int) -> None:
     """Three models that a GPU holds one at a time would not even be built there together."""
-    room = Room()
-    flow = flow_of(*[(Guest, (room,), {})] * 3)
+    SAID.clear()
+    flow = flow_of(Guest, Guest, Guest)
     sizes = {"a": 3, "b": 2, "c": 1} if device_memory == 5 else dict.fromkeys("abc", 2)
     plan = lab.ExecutionPlan("turns", ("cpu:0",), dict.fromkeys("abc", ((0,),)), memory=sizes, device_memory=device_memory, working=working)
     with session(flow, plan) as s:
         assert [s.step() for _ in range(2)] == [[True] * 3] * 2
-    assert room.most == most
+    assert max([*dict(SAID[:i]).values()].count(1) for i in range(1, len(SAID) + 1)) == most
     if device_memory == 6 and not working:
-        assert not any("leaves" in said for said in room.said), "there is room for all"
+        assert all(n == 1 for _, n in SAID), "there is room for all"
     else:
-        assert room.said[:4] == ["a is built", "a leaves", "b is built", "b leaves"]
+        assert SAID[:4] == [("a", 1), ("a", -1), ("b", 1), ("b", -1)]
 
 
 class OnAGpu(Torch):
@@ -227,8 +211,8 @@ class FailsToCome(Leaves):
 
 def test_who_cannot_leave_or_come_is_told_before_its_first_call() -> None:
     flow = flow_of(FailsToLeave, Torch)
-    with pytest.raises(WorkerError, match=r"Worker 'a' rank 0 failed in offload\(\): MemoryError: no host memory"), session(flow, plan_of(flow, {"a": 2, "b": 2}, 3)):
+    with pytest.raises(WorkerError, match=r"'a' rank 0 failed in offload\(\): MemoryError: no host memory"), session(flow, plan_of(flow, {"a": 2, "b": 2}, 3)):
         pass
     flow = flow_of(FailsToCome, Leaves)
-    with session(flow, plan_of(flow, {"a": 2, "b": 2}, 3)) as s, pytest.raises(WorkerError, match=r"'a' rank 0 failed in onload\(\): MemoryError: does not fit"):
+    with session(flow, plan_of(flow, {"a": 2, "b": 2}, 3)) as s, pytest.raises(WorkerError, match=r"rank 0 failed in onload\(\): MemoryError: does not fit"):
         s.step()

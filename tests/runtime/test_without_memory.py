@@ -162,7 +162,7 @@ def test_a_reader_without_memory_fails_the_iteration_and_the_session_goes_on() -
     with session(flow, plan, executor="processes", emulate=True) as s:
         assert s.step(1000) == [1000, 1000]
         for what in ("items", "weights"):
-            with pytest.raises((ExecutorError, WorkerError), match=r"Host 'host1' \(takes\[0\]\) has no memory for a message of 'host0' \(makes\[0\]\): 3.0 MiB"):
+            with pytest.raises((ExecutorError, WorkerError), match=r"'host1' \(takes\[0\]\) has no memory for a message of 'host0' \(makes\[0\]\): 3.0 MiB"):
                 s.step(3 * MIB, what)
             assert s.step(2000) == [2000, 2000]
 
