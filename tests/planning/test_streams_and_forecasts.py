@@ -8,7 +8,7 @@ import random
 
 import numpy as np
 import pytest
-from random_profiles import branching, random_profile
+from random_profiles import branching, chain, random_profile
 from sweeps import sweep
 
 from rlinf_lab.errors import PlanError
@@ -90,11 +90,6 @@ def test_who_never_waits_takes_its_turn_once(made: Profile, devices: int, micro_
 
 
 WORK = WorkerProfile((Sample(4, 64.0, 8.0),), exponent=1.0)
-
-
-def chain(**workers: WorkerProfile) -> Profile:
-    names = list(workers)
-    return Profile(64, workers, tuple(EdgeProfile(p, c) for p, c in itertools.pairwise(names)))
 
 
 def test_switches_are_paid_by_those_who_leave() -> None:
