@@ -3,9 +3,13 @@
     python tools/mutants.py --count 80 --seed 1 --rooms planning runtime timeline
 
 A mutant is one change of one expression or statement (`any` for `all`, an off-by-one, a dropped term, a missing reset).
-It runs in a copy of the working tree against the test files that import its module (those that import fewest other
-modules first), and is killed by the first test that fails, or hangs. What survives is a test that is missing, or a
-change that changes nothing: look at each. (Mutation testing: DeMillo, Lipton, Sayward 1978.)
+It runs in a copy of the working tree against tests that call its function, and is killed by the first one that fails,
+or hangs. Which tests call what is measured once, in one run of the tests of those rooms (`--calls FILE` keeps it); the
+nearest come first: an oracle of that part of the room, files that import the module, the rest, for so many seconds.
+What survives is a test that is missing, or a change that changes nothing: look at each. (Mutation testing: DeMillo,
+Lipton, Sayward 1978.)
+
+    python tools/mutants.py --at rlinf_lab/planning/engine/matching.py:183     # every change of that line
 """
 
 from __future__ import annotations
@@ -20,10 +24,14 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 SWAPPED: dict[type, type] = {
@@ -32,7 +40,8 @@ SWAPPED: dict[type, type] = {
     ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Add, ast.FloorDiv: ast.Mult,
 }  # fmt: skip
 RENAMED = {"all": "any", "any": "all", "min": "max", "max": "min"}
-MOST_FILES = 5  # of tests, for one mutant
+MOST_FILES = 5  # of tests that import the module are near it
+TESTS_S = 90  # of tests, as measured, for one mutant
 ORACLES = [
     ("planning.engine", "planning/test_parity.py"), ("planning.simulator", "planning/test_parity.py"), ("planning.simulator", "planning/test_under_way.py"),
     ("planning.search", "planning/test_search_optimality.py"), ("planning.fit", "planning/test_habits_of_workers.py"),
@@ -43,20 +52,29 @@ ORACLES = [
     ("planning.forecast", "planning/test_promised_seconds.py"), ("planning.engine", "planning/test_at_once.py"), ("runtime.host", "runtime/test_several_hosts.py"),
     ("runtime.executors", "runtime/test_process_runs.py"), ("runtime.transport", "runtime_ray/test_links.py"),
     ("timeline.account", "timeline/test_accounting.py"), ("timeline.record", "timeline/test_alignment.py"),
-    ("planning.engine.queue_order", "runtime/test_weights_and_orders.py"),
+    ("planning.engine.queue_order", "runtime/test_weights_and_orders.py"), ("runtime.profiling.profiler", "workers/test_shared_weights.py"),
+    ("runtime.executors", "runtime_ray/test_private_ray.py"),
 ]  # fmt: skip
 LIMIT_S = 240  # the tests of one mutant; longer is a hang
 HANGS_S = 120  # so is one test that takes so long
 QUICK = "not slow and not long and not ray and not browser and not gpu and not vllm and not lerobot and not warp"
 
 
-def mutants_of(tree: ast.Module) -> Iterator[tuple[ast.AST, str, Any]]:
-    """(node, what is done, how to do it to its copy). Annotations, docstrings and messages are left alone."""
-    for function in (n for n in ast.walk(tree) if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef))):
-        if function.name in ("__repr__", "_repr_html_", "__str__"):
-            continue
-        for node in inside(function):
-            yield from changes(node)
+def mutants_of(tree: ast.Module) -> Iterator[tuple[str, ast.AST, str, Any]]:
+    """(function, node, what is done, how to do it to its copy). Annotations, docstrings and messages are left alone."""
+    for called, function in functions(tree):
+        if function.name not in ("__repr__", "_repr_html_", "__str__"):
+            yield from ((called, *change) for node in inside(function) for change in changes(node))
+
+
+def functions(tree: ast.AST, within: str = "") -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
+    """By their qualified names, as code objects have them."""
+    for child in ast.iter_child_nodes(tree):
+        if isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            yield within + child.name, child
+            yield from functions(child, f"{within}{child.name}.<locals>.")
+        else:
+            yield from functions(child, f"{within}{child.name}." if isinstance(child, ast.ClassDef) else within)
 
 
 def inside(function: ast.AST) -> Iterator[ast.AST]:
@@ -118,40 +136,88 @@ def imports(path: Path) -> set[str]:
 
 
 def nearest(module: str, tests: dict[Path, set[str]]) -> list[Path]:
-    """Test files that import the module, then those that import its package; at last the oracle of that part of the room."""
-    last, found = module.rpartition(".")[2], list[Path]()
+    """The oracle of that part of the room, test files that import the module, then those that import its package."""
+    (*_, package, last), found = module.split("."), list[Path]()
     for prefix in (module, module.rpartition(".")[0]):
         importing = [p for p, names in tests.items() if p not in found and any(n == prefix or n.startswith(prefix + ".") for n in names)]
-        found += sorted(importing, key=lambda p: (last not in p.stem, len(tests[p]), p))
+        found += sorted(importing, key=lambda p: (last not in p.stem, package not in p.stem, len(tests[p]), p))
     oracles = [ROOT / "tests" / file for part, file in ORACLES if module.startswith(f"rlinf_lab.{part}")]
-    return list(dict.fromkeys([*found[:MOST_FILES], *oracles]))
+    return list(dict.fromkeys([*oracles, *found[:MOST_FILES]]))
 
 
-def drawn(rooms: list[str], count: int, seed: int) -> list[tuple[Path, int, int, str]]:
-    """(file, number of the mutant in it, line, what is done): files by chance, weighed by their mutants."""
-    every = []
+class Calls:
+    """Which tests call which function, and their seconds: measured once. (As a plugin of pytest, this file writes it.)"""
+
+    def __init__(self, at: Path, rooms: list[str]) -> None:
+        if not at.exists():
+            folders = [str(folder) for room in rooms for folder in (ROOT / "tests").glob(f"{room}*")]
+            folders += [f"tests/{file}" for _, file in ORACLES if not file.startswith(tuple(rooms))]
+            environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tools'}", "OMP_NUM_THREADS": "1", "MUTANTS_CALLS": str(at)}
+            command = [sys.executable, "-m", "pytest", "-p", "mutants", "-q", "-n", "2", "--timeout", str(HANGS_S), "-m", QUICK, *folders]
+            subprocess.run(command, cwd=ROOT, env=environment, check=False)
+        self.seconds: dict[str, float] = {}
+        self.tests: defaultdict[str, list[str]] = defaultdict(list)
+        for line in at.read_text().splitlines():
+            test, self.seconds[test], called = json.loads(line)
+            for function in called:
+                self.tests[function].append(test)
+
+    def chosen(self, function: str, near: list[Path]) -> list[str]:
+        """Tests that call it, those of near files first, and short ones, for `TESTS_S`; near files, where none is known to."""
+        order = {str(path.relative_to(ROOT)): i for i, path in enumerate(near)}
+        found, spent = list[str](), 0.0
+        for test in sorted(self.tests[function], key=lambda t: (order.get(t.partition("::")[0], len(order)), self.seconds[t])):
+            if spent + self.seconds[test] <= TESTS_S:
+                spent += self.seconds[test]
+                found.append(test)
+        return found or list(order)
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    seen, began, failed = set(), time.monotonic(), item.session.testsfailed
+
+    def call(frame: Any, event: str, arg: object) -> None:
+        seen.add(frame.f_code)
+
+    sys.settrace(call)
+    threading.settrace(call)
+    yield
+    sys.settrace(None)
+    threading.settrace(None)  # type: ignore[arg-type]
+    if item.session.testsfailed > failed:
+        return  # it would kill every mutant
+    library = f"{ROOT}/rlinf_lab/"
+    called = sorted({f"{c.co_filename.removeprefix(f'{ROOT}/')}:{c.co_qualname}" for c in list(seen) if c.co_filename.startswith(library)})
+    with open(os.environ["MUTANTS_CALLS"], "a") as file:
+        file.write(json.dumps([item.nodeid, time.monotonic() - began, called]) + "\n")
+
+
+def every(rooms: list[str]) -> Iterator[tuple[Path, int, int, str, str]]:
+    """(file, number of the mutant in it, line, function, what is done)."""
     for room in rooms:
         for path in sorted((ROOT / "rlinf_lab" / room).rglob("*.py")):
-            tree = ast.parse(path.read_text())
-            every += [(path, i, node.lineno, what) for i, (node, what, _) in enumerate(mutants_of(tree))]  # type: ignore[attr-defined]
-    return random.Random(seed).sample(every, min(count, len(every)))
+            for i, (function, node, what, _) in enumerate(mutants_of(ast.parse(path.read_text()))):
+                yield path, i, node.lineno, function, what  # type: ignore[attr-defined]
 
 
 def mutated(text: str, number: int) -> str:
     tree = copy.deepcopy(ast.parse(text))
-    node, _, change = list(mutants_of(tree))[number]
+    _, node, _, change = list(mutants_of(tree))[number]
     change(node)
     return ast.unparse(ast.fix_missing_locations(tree))
 
 
-def verdict(copy_of: Path, files: list[Path]) -> str:
+def verdict(copy_of: Path, tests: list[str]) -> str:
     options = ["-x", "-q", "-p", "no:cacheprovider", "--no-header", "--timeout", str(HANGS_S), "-m", QUICK]
-    command = [sys.executable, "-m", "pytest", *options, *(str(f.relative_to(ROOT)) for f in files)]
+    command = [sys.executable, "-m", "pytest", *options, *tests]
     environment = {**os.environ, "PYTHONPATH": str(copy_of), "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
     try:
         done = subprocess.run(command, cwd=copy_of, env=environment, capture_output=True, text=True, timeout=LIMIT_S)
     except subprocess.TimeoutExpired:
         return "killed: hangs"
+    if "ERROR: not found:" in done.stdout + done.stderr:
+        sys.exit(f"Tests were renamed since they were asked what they call; measure anew.\n{done.stderr}")
     if done.returncode in (0, 5):  # passed, or nothing of it is quick
         return "SURVIVED"
     failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
@@ -165,26 +231,30 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--from", type=int, default=0, dest="start", help="go on at this mutant of the draw")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="no further mutant is begun after so long")
+    parser.add_argument("--at", nargs="+", default=[], help="FILE:LINE; each change of it, in place of a draw")
+    parser.add_argument("--calls", type=Path, help="which tests call what; measured, and written, where it is not there")
     parser.add_argument("--out", type=Path, help="JSON lines are added to it, one a mutant")
     given, began = parser.parse_args(), time.monotonic()
     tests = {p: imports(p) for p in sorted((ROOT / "tests").rglob("test_*.py")) if p.parent.name != "browser"}
     with tempfile.TemporaryDirectory() as folder:
         there = Path(folder) / "tree"
         shutil.copytree(ROOT, there, ignore=shutil.ignore_patterns(".git", ".venv*", ".mypy_cache", "runs", "__pycache__"), symlinks=True)
-        killed = total = 0
-        for n, (path, number, line, what) in enumerate(drawn(given.rooms, given.count, given.seed)):
+        calls = Calls(given.calls or Path(folder) / "calls.jsonl", given.rooms)
+        killed, total, all_of_them = 0, 0, list(every(given.rooms))
+        drawn = random.Random(given.seed).sample(all_of_them, min(given.count, len(all_of_them)))
+        at = [one for one in all_of_them if f"{one[0].relative_to(ROOT)}:{one[2]}" in given.at]
+        for n, (path, number, line, function, what) in enumerate(at if given.at else drawn):
             if n < given.start or time.monotonic() - began > given.seconds:
                 continue
-            at, text = there / path.relative_to(ROOT), path.read_text()
-            at.write_text(mutated(text, number))
-            module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
-            files = nearest(module, tests)
-            said = verdict(there, files) if files else "SURVIVED (no test imports it)"
-            at.write_text(text)
+            file, text = path.relative_to(ROOT), path.read_text()
+            (there / file).write_text(mutated(text, number))
+            chosen = calls.chosen(f"{file}:{function}", nearest(".".join(file.with_suffix("").parts), tests))
+            said = verdict(there, chosen) if chosen else "SURVIVED (no test imports it)"
+            (there / file).write_text(text)
             total, killed = total + 1, killed + said.startswith("killed")
-            print(f"{n:3} {path.relative_to(ROOT)}:{line} {what}: {said}", flush=True)
+            print(f"{n:3} {file}:{line} {what}: {said}", flush=True)
             if given.out:
-                row = {"n": n, "file": str(path.relative_to(ROOT)), "line": line, "change": what, "verdict": said}
+                row = {"n": n, "file": str(file), "line": line, "change": what, "verdict": said}
                 given.out.open("a").write(json.dumps(row) + "\n")
     print(f"{killed} of {total} killed")
 

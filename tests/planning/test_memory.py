@@ -8,6 +8,7 @@ import math
 import random
 import re
 from collections.abc import Callable, Mapping
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from sweeps import sweep
 
 from rlinf_lab.errors import PlanError
 from rlinf_lab.planning.engine.engine import Do, Engine, Event
+from rlinf_lab.planning.engine.shared_memory import Overlaps
 from rlinf_lab.planning.forecast.forecast import forecast, graph_of
 from rlinf_lab.planning.placement.memory_units import Turns
 from rlinf_lab.planning.placement.placement import Placement
@@ -239,6 +241,13 @@ def test_those_that_nothing_links_go_in_the_order_of_the_plan(order: str) -> Non
     assert [p.priority for p in engine_of(Layout(graph, executed)).processes[1:]] == [order.index(n) for n in "abc"]
 
 
+def test_of_each_that_shares_memory_its_most_with_one_before_is_saved() -> None:
+    overlaps, there = Overlaps(), [SimpleNamespace(index=i) for i in range(3)]
+    for one, other, units in ((0, 1, 9), (2, 0, 3), (2, 1, 1), (1, 0, 4)):  # a later word counts
+        overlaps.set(one, other, units)
+    assert [overlaps.saved(some) for some in ([], there[:1], there[1:], there, there[::-1])] == [0, 0, 1, 4 + 3, 1 + 4]
+
+
 def engine_of(layout: Layout) -> Engine:
     engine = layout.new_engine()
     layout.fill(engine)
@@ -364,7 +373,7 @@ def test_nothing_beside_a_cell_is_overlooked(seed: int) -> None:
 
 def test_a_refusal_names_each_kind_of_device_with_its_memory() -> None:
     kinds = (DeviceKind("A", 1.0, 80.0), DeviceKind("B", 1.0, 50.0))
-    profile = Profile(8, {"t": keeps(80), "a": keeps(60, stays=False)}, (EdgeProfile("t", "a"),), kinds=kinds)
+    profile = Profile(8, {"t": keeps(80), "a": keeps(60, stays=False), "light": keeps(0)}, (EdgeProfile("t", "a"),), kinds=kinds)
     with pytest.raises(PlanError) as error:
         plan(profile, {"A": 1, "B": 1})
     needs = "'a' needs 60 GiB on 1 device of A, which has 80, or 60 GiB on 1 device of B, which has 50; 't' keeps 80 GiB (offloadable: false) where they sit."

@@ -251,6 +251,8 @@ def test_who_leaves_pays_for_it() -> None:
     with pytest.raises(PlanError, match=r"does not fit profile 'two': a needs 60 GiB on device 0 beside b, 50 are there\. Next"):
         planned(profile, by_hand(placements=everywhere, micro_batches={}), memory_gib=50.0)
     assert planned(profile, leaving.execution, memory_gib=50.0).seconds == leaving.seconds
+    with pytest.raises(PlanError, match=r"memory_gib is -3\.0; give a number, above 0"):
+        planned(profile, leaving.execution, memory_gib=-3.0)
 
 
 def test_sub_batches_are_those_of_the_cell() -> None:

@@ -204,6 +204,8 @@ def test_drift_of_handovers_is_measured_by_itself() -> None:
     slow = profile.replace(handovers=(profile.handovers[0], replace(profile.handovers[1], seconds=0.6)))
     found = lab.replan(run_of(best, slow), best)
     assert [d.worker for d in found.drifts if d.sustained] == ["a.load()"] and found.profile == slow
+    never = lab.replan(run_of(best, profile.replace(handovers=profile.handovers[:1])), best)
+    assert [d.worker for d in never.drifts if d.sustained] == ["a.load()"], "it is made in no iteration"
     assert found.now == pytest.approx(found.elapsed.measured, rel=0.02) and found.to_dict()["iteration"]["measured_s"] == found.elapsed.measured
 
 

@@ -8,6 +8,7 @@ import random
 
 import numpy as np
 import pytest
+from built import timeline_of
 from random_profiles import branching, chain, random_profile
 from sweeps import sweep
 
@@ -75,6 +76,14 @@ def test_the_scheduler_in_virtual_time_agrees() -> None:
             assert 0.6 * seconds < settled(steady(placement), 2)[1] < 1.1 * seconds, (seed, placement.shape)
 
 
+def test_who_uses_up_a_lead_settles_to_what_its_device_works_for_an_iteration() -> None:
+    """Nothing is repeated: iterations become longer, or shorter, by a second each."""
+    for gaps, each in ((range(1, 11), 6.5), (range(10, 0, -1), 5.5)):
+        ends = [int(end) * 10**9 for end in np.cumsum(gaps)]
+        rows = [("a", 0, ("d",), kind, end - gap * 10**9, end, i) for kind in (SpanKind.RUN, SpanKind.MARK) for i, (end, gap) in enumerate(zip(ends, gaps, strict=True))]
+        assert settled(timeline_of(*rows), 1) == (ends[7] / 1e9, each)
+
+
 @pytest.mark.parametrize(("made", "devices", "micro_batches"), [
     *((random_profile(seed, generators=False), 16, 16) for seed in (7, 33, 35)),
     *((random_profile(seed, memory=False, cells=False), 16, 16) for seed in (5, 30)),
@@ -121,6 +130,11 @@ def test_a_generator_has_a_tail_and_streams() -> None:
     ranks = timeline.to_pandas().query("worker == 'sampler' and kind == 'run'").groupby("rank")["end_ns"].max()
     assert len(ranks) == 4 and ranks.max() == pytest.approx(20e9) and ranks.min() < 20e9
     assert timeline.bubbles().set_index("cause")["seconds"].sum() > 0
+
+
+def test_what_is_put_at_the_end_comes_once_and_then() -> None:
+    profile = chain(a=WORK, b=WORK).replace(edges=(EdgeProfile("a", "b", at_end=True),))
+    assert plan(profile, 8, modes=("spatial",)).best.simulate(1).elapsed_ns == pytest.approx(16e9), "8 s each, on 4 devices"
 
 
 def test_of_two_readers_the_one_of_groups_is_fed_later() -> None:

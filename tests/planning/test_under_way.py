@@ -99,6 +99,8 @@ def test_who_asks_another_host_stands_in_line_when_the_question_is_there() -> No
     timeline = Simulator(flow_of(), plan, flights=Far({}, {("r", 1): 3})).simulate(CALLS)
     assert ends(timeline, "r", SpanKind.GET, rank=1)[0] == 23, "asked long before, so only the answer's way counts"
     assert ends(timeline, "r", SpanKind.RUN, rank=1) == [24]
+    late = Simulator(flow_of(), plan, flights=Far({}, {("r", 1): 25})).simulate(CALLS)
+    assert ends(late, "r", SpanKind.RUN) == [21, 22] and ends(late, "r", SpanKind.GET, rank=1) == [50], "nothing is left when its question is there"
 
 
 def passed(timeline: Timeline) -> Counter[tuple[int, str, SpanKind]]:

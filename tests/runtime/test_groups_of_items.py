@@ -150,6 +150,8 @@ def test_the_simulator_says_when_each_group_is_taken(samplers: int, how: str) ->
     ]
     ran = lab.run(flow, plan, 1, dashboard=False, clock=MockClock(), inputs=[order], emulate=True)
     ran.wait(60)
+    puts = ran.timeline.spans[ran.timeline.spans["kind"] == SpanKind.PUT]
+    assert puts["end"].tolist() == [SIZE * MS * (1 + i) for i in range(PROMPTS if samplers == 1 else samplers)]
     assert taken(ran.timeline) == taken(Simulator(flow.graph, plan).simulate(calls, 1))
 
 

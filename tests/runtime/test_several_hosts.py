@@ -24,20 +24,16 @@ from random_flows import scenario
 from test_parity import ITERATIONS, assert_contract, assert_once, movable, turn_over
 
 
-def run_random(seed: int, delay: float) -> None:
-    log: list = []
-    made = scenario(seed, log, unit=1e-5)
-    with opened("mesh", made.flow, made.plan, delay, seed=seed) as session:
-        for _ in range(ITERATIONS):  # they overlap when the plan says so
-            in_time(session.submit, session)
-        in_time(session.finish, session)
-    assert_contract(made, log)
-
-
 @sweep(60, 2_060)
 def test_random_flows_keep_the_contract(seeds: range) -> None:
     for seed in seeds:
-        run_random(seed, delay=random.Random(seed).choice((0.0, 0.0005)) if seed >= 60 else 0.0)
+        log: list = []
+        made, delay = scenario(seed, log, unit=1e-5), random.Random(seed).choice((0.0, 0.0005)) if seed >= 60 else 0.0
+        with opened("mesh", made.flow, made.plan, delay, seed=seed) as session:
+            for _ in range(ITERATIONS):  # they overlap when the plan says so
+                in_time(session.submit, session)
+            in_time(session.finish, session)
+        assert_contract(made, log)
 
 
 @sweep(40, 120, first=80_000)
@@ -52,46 +48,31 @@ def test_each_item_is_done_once_whoever_comes_and_goes(seeds: range) -> None:
     assert changes > 20, "some came and went"
 
 
-class Maker(Numbers):
-    def compute_until(self, freed: str, out: Outbox) -> None:
+FREED = threading.Event()
+
+
+class Ends(Worker):
+    def computes_on(self, out: Outbox) -> None:
         out.put(0)  # it has begun
-        assert FREED[freed].wait(60)
+        assert FREED.wait(60)
 
-
-FREED: dict[str, threading.Event] = {}  # by name, so that a worker's argument can travel
-
-
-class Reader(Worker):
-    def fail(self, inbox: Inbox) -> None:
+    def fails(self, inbox: Inbox) -> None:
         inbox.get(1)
         raise ValueError("as it was asked to")
 
 
-def flow_of(method: str, *arguments: Any, reader: type[Worker] = Reader, makes: tuple[Any, ...] = ("make", 50), **channel: Any) -> Workflow:
-    flow = Workflow("spread")
-    items = flow.channel("items", **channel)
-    maker, taker = flow.worker(Maker, name="maker"), flow.worker(reader, name="reader")
-
-    @flow.iteration
-    def iteration(is_quick: bool = False) -> Any:
-        if is_quick:
-            return 5
-        getattr(maker, makes[0])(*makes[1:], items)
-        return getattr(taker, method)(items, *arguments)
-
-    return flow
-
-
 def test_the_next_step_waits_for_those_that_compute_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    freed = FREED["busy"] = threading.Event()
-    flow = flow_of("fail", makes=("compute_until", "busy"))
+    FREED.clear()
+    flow = Workflow("spread")
+    items, maker, reader = flow.channel("items"), flow.worker(Ends, name="maker"), flow.worker(Ends, name="reader")
+    flow.iteration(lambda is_quick=False: 5 if is_quick else (maker.computes_on(items), reader.fails(items))[1])
     with opened("mesh", flow, apart(flow), 0.0) as s:
         monkeypatch.setattr(waiting, "SETTLE_SECONDS", 0.2)
         with pytest.raises(WorkerError, match="as it was asked to") as caught:
             step_within(s)
-        assert "Still busy, and not interruptible: maker[0].compute_until" in caught.value.__notes__[0]
-        threading.Timer(0.2, freed.set).start()
-        assert step_within(s, True) == 5 and freed.is_set()  # the step had to wait for that
+        assert "Still busy, and not interruptible: maker[0].computes_on" in caught.value.__notes__[0]
+        threading.Timer(0.2, FREED.set).start()
+        assert step_within(s, True) == 5 and FREED.is_set()  # the step had to wait for that
     with pytest.raises(ExecutorError, match="The session has ended"):
         step_within(s, True)
 

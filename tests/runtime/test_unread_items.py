@@ -65,10 +65,10 @@ def flow_of(makes: str = "make", takes: str = "take", **channel: Any) -> Workflo
     return flow
 
 
-def sifting(makes: str = "make", takes: str = "all", **channel: Any) -> Workflow:
+def sifting(makes: str = "make", takes: str = "all", empty: str = "") -> Workflow:
     """A sieve between both, which lets nothing pass that is not above ``least``."""
     flow = Workflow("sifts")
-    a, b = flow.channel("a", **channel), flow.channel("b", **channel)
+    a, b = (flow.channel(name, may_be_empty=name in empty) for name in "ab")
     maker, sieve, taker = flow.worker(Maker, name="maker"), flow.worker(Sieve, name="sieve"), flow.worker(Taker, name="taker")
 
     @flow.iteration
@@ -123,7 +123,8 @@ CASES: dict[str, tuple[Workflow, dict[str, Any], list[tuple[tuple[Any, ...], lis
     "empty": (sifting(), {}, [
         ((200,), [99]), ((0,), escape(NOTHING.format(*EMPTY_A, 1))), ((200, 3), [196]), ((5,), escape(NOTHING.format(*EMPTY_B, 3))),
     ]),
-    "meant": (sifting(may_be_empty=True), {}, [((0,), [0]), ((5,), [0])]),
+    "meant": (sifting(empty="ab"), {}, [((0,), [0]), ((5,), [0])]),
+    "who was given nothing": (sifting(empty="a"), {}, [((0,), [0]), ((5,), escape(NOTHING.format(*EMPTY_B, 1)))]),
     "nobody was called": (sifting(), {}, [((0, 0, False), [0])]),
     "nobody asks": (sifting(takes="take"), {}, [((5,), [0])]),
     "another rank puts": (sifting("on_rank_1"), {"ranks": {"maker": 2}}, [

@@ -253,20 +253,17 @@ def test_misuse_is_named() -> None:
             return learner.keep(weights)
         if what == "kept":
             return learner.use_kept()
-        if what == "second":
-            return second.publish_from(rank, weights)
-        return learner.publish_from(rank, weights)
+        return (second if what == "second" else learner).publish_from(rank, weights)
 
     plan = ExecutionPlan("misused", ("cpu:0", "cpu:1"), {"learner": ((0,), (1,)), "second": ((0,),)})
     with session(flow, plan) as s:
         s.step("keep")
-        with pytest.raises(WorkerError, match="were given to a call of iteration 0"):
-            s.step("kept")
-        with pytest.raises(WorkerError, match="published by rank 0"):
-            s.step("learner", 1)
         assert s.step("learner", 0) == [1, 0]
-        with pytest.raises(WorkerError, match="are published by 'learner'"):
-            s.step("second", 0)
+        for step, told in (
+            (("kept",), "were given to a call of iteration 0"), (("learner", 1), "published by rank 0"), (("second", 0), "are published by 'learner'"),
+        ):  # fmt: skip
+            with pytest.raises(WorkerError, match=told):
+                s.step(*step)
 
 
 def test_a_store_of_its_own_for_trying_a_worker_out() -> None:

@@ -416,8 +416,7 @@ def _as_measured(profile: Profile, candidate: Candidate, drift: Drift) -> Profil
         return profile.scaled(drift.worker, drift.factor)
     samples = tuple(replace(s, seconds=1.0, outputs=()) for s in profile.workers[drift.worker].samples)
     even = profile.with_worker(drift.worker, samples=samples)
-    expected = _expected(_under(even, candidate))[drift.worker]
-    return even.scaled(drift.worker, drift.measured / expected)
+    return even.scaled(drift.worker, drift.measured / _expected(_under(even, candidate))[drift.worker])
 
 
 def _refuse_other_places(timeline: Timeline, plan: Planned) -> None:

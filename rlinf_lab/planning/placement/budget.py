@@ -141,14 +141,10 @@ class Budget:
 
     @cached_property
     def sources(self) -> frozenset[str]:
-        """Workers that nobody feeds, whose ranks make their shares by themselves. Batch work that is no part of a cell,
-        each rank its share of an iteration."""
+        """Workers that nobody feeds, whose ranks make their shares by themselves. Batch work, each rank its share of an
+        iteration; none is part of a cell, where each feeds another."""
         fed = {e.consumer for e in self.profile.edges}
-        return frozenset(
-            n
-            for n, w in self.profile.workers.items()
-            if n not in fed and w.kind == "batch" and len(self.stages[self.home[n]].members) == 1
-        )
+        return frozenset(n for n, w in self.profile.workers.items() if n not in fed and w.kind == "batch")
 
     @cached_property
     def leads(self) -> dict[str, float]:

@@ -61,11 +61,11 @@ class Wish:
 
     def candidates(self) -> list[Candidate]:
         """Plans, quickly found. Raises `Unplaceable` where somebody fits nowhere."""
-        return of_modes(
-            Setting.of(self.profile, self.devices, self.micro_batches, self.rule, self.staleness),
-            self.modes,
-            quick=True,
-        )
+        return of_modes(self.setting(), self.modes, quick=True)
+
+    def setting(self) -> Setting:
+        """Raises as `candidates` does."""
+        return Setting.of(self.profile, self.devices, self.micro_batches, self.rule, self.staleness)
 
 
 def nearest(wish: Wish) -> str:
@@ -101,12 +101,14 @@ def _least_memory(wish: Wish) -> float | None:
     least = min((c if c is not None else wish.profile.device_memory_gib or math.inf for c in caps), default=math.inf)
     if not math.isfinite(least) or not does(MAX_GIB):
         return None
-    low, high = least, advised(least)
+    in_turn = shortage(replace(wish, profile=limited(wish.profile, MAX_GIB)).setting()).gib  # mostly that is it
+    low, high = least, advised(max(least, min(in_turn, MAX_GIB)))
     while high < MAX_GIB and not does(high):
         low, high = high, min(MAX_GIB, 2 * high)
-    while low < (less := less_than_advised(high)):
-        middle = min(advised((low + high) / 2), less)
+    middle = less_than_advised(high)
+    while low < middle:
         low, high = (low, middle) if does(middle) else (middle, high)
+        middle = min(advised((low + high) / 2), less_than_advised(high))
     return high
 
 

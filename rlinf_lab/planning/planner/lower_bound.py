@@ -215,8 +215,7 @@ def busy_seconds(setting: Setting, stage: int) -> np.ndarray:
         for f in forms
     ]
     micro_batches = 2.0 ** np.arange(setting.granularities)[:, None]
-    found = np.min([np.min(r * micro_batches, axis=0) for r in rows], axis=0)
-    return np.asarray(found)
+    return np.asarray(np.min([np.min(r * micro_batches, axis=0) for r in rows], axis=0))
 
 
 def _outside(setting: Setting, stage: int, member: str, entering: bool) -> float:

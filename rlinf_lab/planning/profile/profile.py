@@ -107,8 +107,7 @@ class Profile(ProfileFields):
                 [f.name for f in dataclasses.fields(self.workers[name])],
                 f"profile.with_worker({name!r}, {field}=...)",
             )
-        changed = dataclasses.replace(self.workers[name], **changes)
-        return self.replace(workers={**self.workers, name: changed})
+        return self.replace(workers={**self.workers, name: dataclasses.replace(self.workers[name], **changes)})
 
     def group_size(self, worker: str) -> int:
         """How many of its items make a group, which a rank has as a whole."""

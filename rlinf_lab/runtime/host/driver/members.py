@@ -43,8 +43,8 @@ class Members:
     def fixed(self, call: CallSpec) -> CallSpec:
         """The call with its ranks; empty while everybody is there."""
         ranks = self.present(call.worker) if self._absent else ()
-        everybody = len(ranks) in (0, self._state.layout.ranks(call.worker))
-        return call if everybody else dataclasses.replace(call, ranks=ranks)
+        everybody = (0, self._state.layout.ranks(call.worker))
+        return call if len(ranks) in everybody else dataclasses.replace(call, ranks=ranks)
 
     # --- coming and going ------------------------------------------------------------------------------------
     def join(self, worker: str, rank: int, timeout: float | None) -> None:

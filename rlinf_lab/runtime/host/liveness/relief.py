@@ -36,5 +36,4 @@ class Relief:
 
     def pulse(self) -> Pulse:
         """Whether anything moves here, and what was said and heard."""
-        quiet = self._state.running == 0
-        return Pulse(quiet, self._post.said, self._post.heard)
+        return Pulse(self._state.running == 0, self._post.said, self._post.heard)

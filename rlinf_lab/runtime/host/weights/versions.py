@@ -125,7 +125,7 @@ class Versions:
             self._post.say(store.home, messages.Pin(question, answer.iteration, version, self._state.name))
 
     def published(self, name: str) -> None:
-        """There is a newer version: somebody may have waited for it."""
+        """There is a newer version, or one is fixed: somebody may have waited for it."""
         for question, answer in list(self._answers.items()):
             if question.name == name and answer.version < 0 and answer.is_decided_here:
                 self._settle(question, answer)
@@ -141,9 +141,7 @@ class Versions:
     def _pinned(self, question: Question, version: int) -> None:
         """At the host of rank 0."""
         self._fixed(question, version)
-        for other, answer in list(self._answers.items()):
-            if other[:2] == question[:2] and answer.version < 0:  # they had to come after it
-                self._settle(other, answer)
+        self.published(question.name)  # what else its call asked had to come after it
 
     def _fixed(self, question: Question, version: int) -> None:
         """The host of rank 0 has decided."""
