@@ -14,7 +14,7 @@ from typing import Any, ParamSpec, TypeVar
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 _C = TypeVar("_C", bound=type)
-LISTED = 12  # names in a message at most; of more the nearest ones
+LISTED = 16  # names in a message at most; of more the nearest ones
 
 
 def shown(value: object, limit: int = 80) -> str:

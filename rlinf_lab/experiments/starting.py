@@ -238,8 +238,8 @@ def checked_plan(plan: Any, workflow: Workflow, home: Sequence[str] | None = Non
         plan = plan(workflow)
     if not isinstance(plan, ExecutionPlan):
         raise ConfigError(
-            f"train(plan={shown(plan)}): 'auto', an ExecutionPlan, or None. Next: lab.plan(run.workflow, "
-            "...).best.execution."
+            f"train(plan={shown(plan)}): 'auto', an ExecutionPlan, a function of the workflow that makes one, or None. "
+            "Next: plan='auto', or plan=lambda flow: lab.ExecutionPlan.temporal(flow, lab.devices())."
         )
     plan.validate(workflow)
     return plan

@@ -206,8 +206,8 @@ class NormInput(NormEnsemble):
 def _bounded(space: Space) -> spaces.Box:
     if not isinstance(space, spaces.Box):
         raise ConfigError(
-            f"action_space is {shown(space)}: SAC and TD3 act in a Box. Next: PPO for this environment, or "
-            f"gymnasium.wrappers.TransformAction."
+            f"action_space is {shown(space)}: SAC and TD3 act in a Box. Next: lab.train('ppo', ...), which acts in "
+            "every space."
         )
     check_box(space, "action_space", bounded=False)
     if not space.is_bounded() or not (space.low < space.high).all():

@@ -160,10 +160,10 @@ def fitting(leaf: Leaf, x: Any, dtype: Any = None) -> Any:
     """``x`` as an array (B, *shape), or the tensor. Raises `ValueError` that names the leaf where it is not."""
     array = x if isinstance(x, Tensor) and dtype is None else np.asarray(x, dtype=dtype)
     if array.ndim != len(leaf.shape) + 1 or array.shape[1:] != leaf.shape:
+        single = "obs[None] for a single one" if array.shape == leaf.shape else "observations of its environment"
         raise ValueError(
             f"observation{leaf.name} has the shape {tuple(array.shape)}; {leaf.space} needs {('B', *leaf.shape)}, B "
-            "observations at once. "
-            f"Next: obs[None] for a single one, or make the policy from this environment's spaces."
+            f"observations at once. Next: {single}, or make the policy from this environment's spaces."
         )
     return array
 

@@ -17,12 +17,13 @@ from rlinf_lab.planning.search.problem import Problem
 
 def random_problem(
     seed: int, leaves: tuple[int, int] = (2, 5), devices: tuple[int, int] = (2, 16), plain: bool = False, ticks: int = 1, kinds: int = 1,
-    shared: bool = False,
+    shared: bool = False, host: bool = False,
 ) -> Problem:
     """A branching graph with random rank rules, memory, switches, and kinds of devices of different speed.
 
     ``plain``: without stays, streams, whole batches, leaves that are handed everything at once and staleness; ``ticks``: of a second.
     ``shared``: some leaves hold weights together, and what of a switch is left of them where one comes for the other is anything.
+    ``host``: some leaves work on no device.
     """
     rng = random.Random(seed)
     count, grains = rng.randint(*leaves), rng.choice([2, 3, 3, 4])
@@ -38,6 +39,8 @@ def random_problem(
     once = 0 if plain else sum(1 << v for v in range(count) if rng.random() < 0.2)
     cap = rng.choice([1e9, rng.randint(20, 60)])
     facts = [_leaf(rng, max(there)) for _ in range(count)]
+    for v in [v for v in range(count) if rng.random() < 0.4] if host else ():
+        facts[v], staying = (*facts[v][:3], {0}, *facts[v][4:]), staying & ~(1 << v)
 
     @cache
     def table(leaf: int, context: int) -> np.ndarray:
@@ -45,10 +48,10 @@ def random_problem(
         beside = sum(facts[v][6] for v in range(count) if context >> v & 1)
         rows = np.full((grains, *(n + 1 for n in there)), np.inf)
         for g, kind in itertools.product(range(1 if handed >> leaf & 1 else grains), range(kinds)):
-            for n in range(1, there[kind] + 1):
-                if n in valid and resident / n + activations / 2**g + beside <= cap:
+            for n in range(there[kind] + 1):
+                if n in valid and resident / max(1, n) + activations / 2**g + beside <= cap:
                     # Whole seconds, divisible as often as micro-batches are halved: sums are exact.
-                    part = ticks * work * n**-exponent / speeds[kind]
+                    part = ticks * work * max(1, n) ** -exponent / speeds[kind]
                     at = tuple(n if k == kind else 0 for k in range(kinds))
                     rows[(g, *at)] = 2 ** (grains - 1 - g) * max(1, round(part)) + ticks * (fixed + 3 * bool(beside))
         return rows.reshape(grains, -1)

@@ -41,6 +41,12 @@ def random_profile(seed: int, generators: bool = True, cells: bool = True, memor
                    weights=rng.choice(["equal", "tokens"]))  # fmt: skip
 
 
+def chain(device_memory_gib: float | None = None, whole: bool = False, **workers: WorkerProfile) -> Profile:
+    """Not at random: each feeds the next one."""
+    edges = tuple(EdgeProfile(p, c, whole=whole) for p, c in itertools.pairwise(workers))
+    return Profile(64, workers, edges, "chain", device_memory_gib=device_memory_gib)
+
+
 def branching(seed: int) -> tuple[Profile, int, dict[str, Any]]:
     """Three to five workers, several samples each, some that must leave, some whose ranks are few."""
     rng = random.Random(seed)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
-from typing import ClassVar
 
 import pytest
 from mock_runs import profiled, run, seconds
@@ -12,7 +10,6 @@ from timed_flows import Timed, timed
 
 import rlinf_lab as lab
 from rlinf_lab.planning.profile.profile import Profile
-from rlinf_lab.timeline.record.span import SpanKind
 
 ITEMS, SWITCH, EACH = 8, 3.0, 1.0
 
@@ -71,51 +68,6 @@ def test_who_begins_a_cycle_is_not_told_to_read_first(fed: bool) -> None:
     notes = [note for note in lab.plan(profile, 1).best.notes if "before its first get" in note]
     assert len(notes) == fed
     assert all("Next" not in note and "from c and d before" in note for note in notes)
-
-
-class Warms(Stage):
-    """Computes where that is not seen: in a property. ``seen``: whether it was on its device."""
-
-    seen: ClassVar[list[bool]] = []
-    here = True
-
-    def __init__(self) -> None:
-        super().__init__(ITEMS, 0.0, EACH, 1)
-
-    def onload(self) -> None:
-        self.here = True
-
-    def offload(self) -> None:
-        self.here = False
-
-    def model(self) -> None:
-        self.seen.append(self.here)
-        self.compute(EACH)
-
-    hidden = property(model)
-
-    def asks(self, inbox: lab.Inbox) -> None:
-        model = self.hidden
-        inbox.get_all()
-        assert model is None
-
-
-def test_who_computes_unseen_does_so_on_its_device() -> None:
-    flow = lab.Workflow("unseen")
-    x = flow.channel("x", capacity=None)
-    a, b = flow.worker(Warms, name="a"), flow.worker(Warms, name="b")
-
-    @flow.iteration
-    def iteration() -> None:
-        a.make(x)
-        b.asks(x)
-
-    Warms.seen.clear()
-    plan = lab.ExecutionPlan.temporal(flow, ["cpu:0"], memory={"a": 2, "b": 2}, device_memory=3)
-    spans = run(flow, plan, 3).timeline
-    assert Warms.seen == [True] * 3
-    runs = sorted((s["start"], s["end"]) for s in spans.spans if s["kind"] == SpanKind.RUN)
-    assert all(end <= start for (_, end), (start, _) in itertools.pairwise(runs))
 
 
 @pytest.mark.parametrize("prepares", [False, True])

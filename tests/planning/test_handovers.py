@@ -16,23 +16,15 @@ from rlinf_lab.planning.profile.profile import EdgeProfile, Handover, Profile, S
 DEVICES = ["cpu:0", "cpu:1", "cpu:2"]
 
 
-class Source(Timed):
-    def __init__(self, item: float, load: float) -> None:
+class Part(Timed):
+    """``seconds``: of giving weights, or of loading them."""
+
+    def __init__(self, item: float, seconds: float) -> None:
         super().__init__(16, 0.0, item, 1)
-        self.seconds = load
+        self.seconds = seconds
 
     def load(self, weights: float) -> None:
         self.compute(self.seconds)
-
-
-class Learner(lab.Worker):
-    def __init__(self, item: float, weights: float) -> None:
-        self.item, self.seconds = item, weights
-
-    def train(self, inbox: lab.Inbox) -> float:
-        for batch in inbox:
-            self.compute(self.item * len(batch))
-        return 1.0
 
     def weights(self) -> float:
         self.compute(self.seconds)
@@ -40,13 +32,12 @@ class Learner(lab.Worker):
 
 
 def weights_by_value(
-    item: float = 0.01, weights: float = 0.5, load: float = 0.5, stages: tuple[float, ...] = (), workers: tuple[type, type] | None = None
+    item: float = 0.01, weights: float = 0.5, load: float = 0.5, stages: tuple[float, ...] = (), kind: type[Part] = Part
 ) -> lab.Workflow:
     """The loop of the papers: generate, train, hand the new weights to whoever generates."""
     flow = lab.Workflow("sync")
     channels = [flow.channel(f"c{i}", capacity=None) for i in range(len(stages) + 1)]
-    kinds = workers or (Source, Learner)
-    source, learner = flow.worker(kinds[0], item, load, name="source"), flow.worker(kinds[1], item, weights, name="learner")
+    source, learner = flow.worker(kind, item, load, name="source"), flow.worker(kind, item, weights, name="learner")
     between = [flow.worker(Timed, 16, 0.0, s, 1, name=f"stage{i}") for i, s in enumerate(stages)]
 
     @flow.iteration
@@ -54,7 +45,7 @@ def weights_by_value(
         source.make(channels[0])
         for i, stage in enumerate(between):
             stage.work(channels[i], channels[i + 1])
-        update = learner.train(channels[-1])
+        update = learner.work(channels[-1])
         source.load(learner.weights())
         return update
 
@@ -74,7 +65,7 @@ def test_new_weights_by_value_are_in_profile_and_plans() -> None:
         assert seconds(run(flow, plan)) == pytest.approx(plan.seconds, rel=1e-6) and plan.candidate.seconds == pytest.approx(plan.seconds, rel=0.02)
 
 
-class Leaves(lab.Worker):
+class Large(Part):
     def onload(self) -> None:
         self.compute(self.seconds / 4)
 
@@ -82,16 +73,10 @@ class Leaves(lab.Worker):
         self.compute(self.seconds / 8)
 
 
-class Large(Leaves, Source): ...
-
-
-class LargeLearner(Leaves, Learner): ...
-
-
 @pytest.mark.parametrize("staleness", [0, 1])
 def test_who_loads_new_weights_comes_to_its_device_for_it(staleness: int) -> None:
     """One device for both: the source comes back to load, and stays for the next iteration."""
-    flow = weights_by_value(0.01, 0.3, 0.4, workers=(Large, LargeLearner))
+    flow = weights_by_value(0.01, 0.3, 0.4, kind=Large)
     measured = lab.ExecutionPlan.temporal(flow, DEVICES[:1], memory={"source": 1, "learner": 1}, device_memory=1)
     profile = lab.planning.profile_from_run(flow, measured, run(flow, measured).timeline)
     plans = lab.plan(flow, DEVICES[:1], profile, staleness=staleness)

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from random_profiles import random_profile
+from random_profiles import chain, random_profile
 from sweeps import sweep
 
 from rlinf_lab.errors import PlanError
@@ -44,17 +44,13 @@ from rlinf_lab.timeline.timeline import Timeline
 NO_MEMORY, ANY_RANKS = Memory(), RankRule()
 
 
-def two(a: WorkerProfile, b: WorkerProfile, gib: float | None) -> Profile:
-    return Profile(64, {"a": a, "b": b}, (EdgeProfile("a", "b"),), device_memory_gib=gib)
-
-
 def worker(memory: Memory = NO_MEMORY, ranks: RankRule = ANY_RANKS) -> WorkerProfile:
     return WorkerProfile((Sample(8, 64.0, 8.0),), exponent=1.0, memory=memory, ranks=ranks)
 
 
 @pytest.mark.parametrize(("gib", "leaves"), [(64.0, True), (99.0, True), (100.0, False), (None, False)])
 def test_who_does_not_fit_beside_the_others_leaves_however_little_that_costs(gib: float | None, leaves: bool) -> None:
-    execution = plan(two(worker(memory=Memory(50)), worker(memory=Memory(50)), gib), 8)["temporal"].execution
+    execution = plan(chain(gib, a=worker(memory=Memory(50)), b=worker(memory=Memory(50))), 8)["temporal"].execution
     assert (execution.device_memory is not None) is leaves and bool(execution.memory) is leaves
     if leaves:
         assert sum(execution.memory.values()) > execution.device_memory  # not both at a time
@@ -63,10 +59,10 @@ def test_who_does_not_fit_beside_the_others_leaves_however_little_that_costs(gib
 def test_a_measured_peak_is_needed() -> None:
     peaked = dataclasses.replace(worker(), samples=(Sample(8, 64.0, 8.0, peak_gib=70.0),))
     with pytest.raises(PlanError, match="'a' needs 70 GiB .* a device has 40 GiB"):
-        plan(two(peaked, worker(), 40.0), 8)
-    assert plan(two(peaked, worker(), 70.0), 8).best.seconds > 0
+        plan(chain(40.0, a=peaked, b=worker()), 8)
+    assert plan(chain(70.0, a=peaked, b=worker()), 8).best.seconds > 0
     stays = dataclasses.replace(worker(memory=Memory(20)), offloadable=False)
-    assert plan(two(peaked, stays, 89.0), 8).best.placement["a"]["devices"] < 8, "beside what stays there are 69 GiB"
+    assert plan(chain(89.0, a=peaked, b=stays), 8).best.placement["a"]["devices"] < 8, "beside what stays there are 69 GiB"
 
 
 def test_peaks_between_and_beyond_those_that_were_measured() -> None:

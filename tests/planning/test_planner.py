@@ -8,6 +8,7 @@ import pickle
 from pathlib import Path
 
 import pytest
+from random_profiles import chain
 from timed_flows import timed
 
 import rlinf_lab as lab
@@ -30,11 +31,6 @@ from rlinf_lab.workflow.workflow import Workflow
 
 FLAT = WorkerProfile((Sample(1, 64.0, 8.0), Sample(8, 64.0, 6.0)))
 STEEP = WorkerProfile((Sample(8, 64.0, 8.0),), exponent=1.0)
-
-
-def chain(**workers: WorkerProfile) -> Profile:
-    names = list(workers)
-    return Profile(64, workers, tuple(EdgeProfile(p, names[i + 1]) for i, p in enumerate(names[:-1])), "chain")
 
 
 def test_devices_of_several_kinds_have_names() -> None:

@@ -313,42 +313,26 @@ def test_time_does_not_count_for_two_workers(tmp_path: Path) -> None:
 ITEMS, SLOTS, STEP_S = 24, 4, 0.004
 
 
-class Source(Worker):
-    def make(self, asked: Outbox) -> None:
-        asked.put_all([12 if i % 5 == 0 else 5 for i in range(ITEMS)])
-
-
-class Refills(Worker):
+class Refills(Timed):
     """Answers of 5 or 12 steps; a slot that becomes free is filled again at once."""
 
-    def generate(self, asked: Inbox, done: Outbox) -> None:
-        wanted, running = asked.get(SLOTS), []
+    def work(self, inbox: Inbox, *outs: Outbox) -> list[int]:
+        wanted, running = inbox.get(SLOTS), []
         while wanted or running:
-            running += wanted
+            running += [5 if i % 5 else 12 for i in wanted]
             self.compute(STEP_S)
             running = [n - 1 for n in running]
-            for _ in range(running.count(0)):
-                done.put(1)
+            self.hand_on([1] * running.count(0), outs)
             running = [n for n in running if n]
             free = SLOTS - len(running)
-            wanted = (asked.get_nowait(free) if running else asked.get(free)) if free else []
+            wanted = (inbox.get_nowait(free) if running else inbox.get(free)) if free else []
+        return []
 
 
 def ran(ranks: int) -> tuple[Workflow, ExecutionPlan, Timeline]:
-    flow = Workflow("refilled")
-    asked, done = flow.channel("asked", capacity=None), flow.channel("done", capacity=None)
-    source, generator = flow.worker(Source, name="source"), flow.worker(Refills, name="generator")
-    learner = flow.worker(Timed, 0, 0.0, 0.002, 1, name="learner")
-
-    @flow.iteration
-    def iteration() -> None:
-        source.make(asked)
-        generator.generate(asked, done)
-        learner.work(done)
-
-    devices = tuple(f"cpu:{i}" for i in range(ranks + 1))
-    places = {"source": ((0,),), "generator": tuple((1 + r,) for r in range(ranks)), "learner": ((0,),)}
-    plan = ExecutionPlan(f"{ranks} ranks", devices, places, micro_batches={"done": 1})
+    flow, _ = timed("ab bc", ITEMS, {"a": (0, 0), "b": (0, 0), "c": (0, 0.002)}, kinds={"b": Refills})
+    places = {"a": ((0,),), "b": tuple((1 + r,) for r in range(ranks)), "c": ((0,),)}
+    plan = ExecutionPlan(f"{ranks} ranks", tuple(f"cpu:{i}" for i in range(ranks + 1)), places, micro_batches={"bc": 1})
     return flow, plan, executed(flow, plan)
 
 
@@ -365,11 +349,11 @@ def busy_s(timeline: Timeline, worker: str) -> float:
 
 def test_all_that_it_takes_is_one_batch_of_the_profile(one: tuple[Workflow, ExecutionPlan, Timeline]) -> None:
     profile = profile_from_run(*one)
-    (sample,) = profile.workers["generator"].samples
-    assert (sample.items, sample.seconds) == (ITEMS, pytest.approx(busy_s(one[2], "generator")))
+    (sample,) = profile.workers["b"].samples
+    assert (sample.items, sample.seconds) == (ITEMS, pytest.approx(busy_s(one[2], "b")))
     assert sample.outputs[-1] == (pytest.approx(sample.seconds), 1.0)  # and when its answers came
-    assert [(s.items, s.seconds) for s in profile.workers["learner"].samples] == [(1, pytest.approx(0.002))]
-    assert any("'generator' takes more while" in note for note in profile.notes)
+    assert [(s.items, s.seconds) for s in profile.workers["c"].samples] == [(1, pytest.approx(0.002))]
+    assert any("'b' takes more while" in note for note in profile.notes)
 
 
 def test_an_estimate_of_two_ranks_is_what_two_ranks_take(one: tuple[Workflow, ExecutionPlan, Timeline]) -> None:

@@ -29,9 +29,23 @@ from rlinf_lab.timeline.record.span import SpanKind
 from rlinf_lab.timeline.timeline import Timeline
 
 
+class InParts(Timed):
+    """A source that puts its items in so many parts, as plans count them."""
+
+    parts: ClassVar[dict[str, int]] = {}
+
+    def make(self, *outs: lab.Outbox) -> None:
+        first, end = (self.items * r // self.ranks for r in (self.rank, self.rank + 1))
+        parts, share = self.parts[self.name], end - first
+        for i, j in itertools.pairwise(-(-share * k // parts) for k in range(parts + 1)):
+            if j > i:
+                self.worked(list(range(first + i, first + j)), outs)
+
+
 @dataclass(frozen=True)
 class Promise:
-    """A flow and where it is planned. ``shape``: of the plan that is run, or of all where it is empty. ``batches``: of readers are as many as planned."""
+    """A flow and where it is planned. ``shape``: of the plan that is run, or of all where it is empty. ``batches``: of readers are as many as planned.
+    ``in_parts``: sources put their items in parts."""
 
     links: str
     items: int
@@ -45,9 +59,11 @@ class Promise:
     in_turn: str = ""
     host: str = ""
     batches: bool = False
+    in_parts: bool = False
 
     def made(self) -> tuple[lab.Workflow, Profile]:
-        return timed(self.links, self.items, self.costs, self.most, self.groups, self.capacity, self.in_turn, self.host)
+        kinds = dict.fromkeys(self.costs, InParts if self.in_parts else Timed)
+        return timed(self.links, self.items, self.costs, self.most, self.groups, self.capacity, self.in_turn, self.host, kinds)
 
     def plans(self, flow: lab.Workflow, profile: Profile, **more: int) -> Plans:
         return lab.plan(flow, [f"cpu:{i}" for i in range(self.devices)], profile, micro_batches=self.micro_batches, **more)
@@ -97,6 +113,11 @@ HELD_UP = {
 }
 
 
+def ran(flow: lab.Workflow, planned: Planned, iterations: int = 2) -> lab.Run:
+    InParts.parts = {n: at["micro_batches"] for n, at in planned.placement.items()}
+    return run(flow, planned, iterations)
+
+
 def kept(promise: Promise) -> tuple[lab.Workflow, list[Planned]]:
     """Each plan, or the one of its shape, takes what it says."""
     flow, profile = promise.made()
@@ -104,7 +125,7 @@ def kept(promise: Promise) -> tuple[lab.Workflow, list[Planned]]:
     shown = [p for p in plans if promise.shape in ("", p.shape)]
     assert shown and plans.bound.seconds <= plans.best.seconds * (1 + 1e-6)
     for planned in shown:
-        done = run(flow, planned, 2)
+        done = ran(flow, planned)
         assert seconds(done) == pytest.approx(planned.seconds, rel=0.02), planned
         assert plans.bound.seconds <= seconds(done) * (1 + 1e-6), planned
         if promise.batches:
@@ -186,45 +207,13 @@ def test_work_is_counted_by_the_mean_rank() -> None:
 
 
 # --- who shares some devices begins rank by rank --------------------------------------------------------------------
-FLOWS = {"chain": ("ab", "bc"), "long": ("ab", "bc", "cd"), "fork": ("ab", "ac"), "diamond": ("ab", "ac", "bd", "cd"), "join": ("ac", "bc")}
-
-
-class InParts(Timed):
-    """A source that puts its items in so many parts, as plans count them."""
-
-    parts: ClassVar[dict[str, int]] = {}
-
-    def make(self, *outs: lab.Outbox) -> None:
-        first, end = (self.items * r // self.ranks for r in (self.rank, self.rank + 1))
-        parts, share = self.parts[self.name], end - first
-        for i, j in itertools.pairwise(-(-share * k // parts) for k in range(parts + 1)):
-            if j > i:
-                self.worked(list(range(first + i, first + j)), outs)
-
-
-class Case:
-    """A workflow whose workers take ``costs[name]`` = (seconds of a batch, and of each item), and a true profile of it."""
-
-    def __init__(self, links: tuple[str, ...], items: int, costs: dict[str, tuple[float, float]], most: dict[str, int | None]) -> None:
-        ranks = {n: k for n, k in most.items() if k}
-        self.flow, self.profile = timed(" ".join(links), items, costs, ranks, kinds=dict.fromkeys(costs, InParts))
-
-    @classmethod
-    def by_chance(cls, seed: int) -> Case:
-        rng = random.Random(seed)
-        links = FLOWS[rng.choice(list(FLOWS))]
-        names = sorted(set("".join(links)))
-        fed = {k[1] for k in links}
-        costs = {n: (rng.choice([0.0, 0.0, 0.01]) if n in fed else 0.0, rng.choice([0.002, 0.005, 0.01, 0.04])) for n in names}
-        return cls(links, rng.choice([24, 32, 48]), costs, {n: rng.choice([None, None, None, 1, 2]) for n in names})
-
-    def plans(self, devices: int, micro_batches: int = 64, simulate: bool = True) -> Plans:
-        return lab.plan(self.flow, [f"cpu:{i}" for i in range(devices)], self.profile, micro_batches=micro_batches, simulate=simulate)
-
-    def ran(self, planned: Planned) -> float:
-        """Seconds of the last of three iterations."""
-        InParts.parts = {n: at["micro_batches"] for n, at in planned.placement.items()}
-        return seconds(run(self.flow, planned, 3))
+def by_chance(seed: int) -> Promise:
+    rng = random.Random(seed)
+    links = rng.choice(["ab bc", "ab bc cd", "ab ac", "ab ac bd cd", "ac bc"])
+    names, fed = sorted(set(links) - {" "}), {k[1] for k in links.split()}
+    costs = {n: (rng.choice([0.0, 0.0, 0.01]) if n in fed else 0.0, rng.choice([0.002, 0.005, 0.01, 0.04])) for n in names}
+    items, most = rng.choice([24, 32, 48]), {n: rng.choice([0, 0, 0, 1, 2]) for n in names}
+    return Promise(links, items, costs, 2 + seed % 8, (64, 8)[seed % 2], most=most, in_parts=True)
 
 
 def uneven(planned: Planned) -> bool:
@@ -236,47 +225,43 @@ def of_shape(plans: Plans, shape: str) -> Planned:
     return next(p for p in plans if p.shape == shape)
 
 
-def long_chain() -> Case:
-    """d takes long, c waits for b now and then: who lent d a device then would have it back after 0.24 s."""
-    return Case(FLOWS["long"], 48, {"a": (0, 0.002), "b": (0, 0.002), "c": (0, 0.01), "d": (0, 0.04)}, {"a": None, "b": 1, "c": None, "d": None})
+# d takes long, c waits for b now and then: who lent d a device then would have it back after 0.24 s.
+LONG = Promise("ab bc cd", 48, {"a": (0, 0.002), "b": (0, 0.002), "c": (0, 0.01), "d": (0, 0.04)}, 8, most={"b": 1}, in_parts=True)
 
 
 @pytest.mark.parametrize("shape", ["(a | b | c) > d", "a > (b | c) > d"])
 def test_a_batch_of_everything_interrupts_nobody_above(shape: str) -> None:
-    case = long_chain()
-    planned = of_shape(case.plans(8), shape)
+    _, (planned,) = kept(dataclasses.replace(LONG, shape=shape))
     assert planned.execution.micro_batches["cd"] == 0 and planned.placement["d"]["ranks"] == 8
-    assert case.ran(planned) == pytest.approx(planned.seconds, rel=0.01)
     assert planned.seconds < 0.36 and planned.notes == ()
 
 
 def test_ranks_whose_devices_are_free_begin_with_what_is_there() -> None:
     """b is a source's reader, but c does not wait for it: c's ranks begin while b still works on one device."""
-    case = Case(FLOWS["fork"], 48, {"a": (0, 0.01), "b": (0, 0.01), "c": (0, 0.05)}, {"a": 4, "b": 1, "c": 5})
-    planned = of_shape(case.plans(5), "(a | b) > c")
+    costs = {"a": (0, 0.01), "b": (0, 0.01), "c": (0, 0.05)}
+    _, (planned,) = kept(Promise("ab ac", 48, costs, 5, shape="(a | b) > c", most={"a": 4, "b": 1, "c": 5}, in_parts=True))
     assert planned.execution.micro_batches["ac"] == 10
-    worker_group = max(0.01 * 48 / 4, 0.01 * 48) + 0.05 * 10
-    assert case.ran(planned) == pytest.approx(planned.seconds, rel=0.02) and planned.seconds < 0.95 * worker_group
+    assert planned.seconds < 0.95 * (max(0.01 * 48 / 4, 0.01 * 48) + 0.05 * 10), "as a worker group"
 
 
 @pytest.mark.parametrize("first", [0, 12])
 def test_runs_of_random_plans_take_what_plans_say(first: int) -> None:
     ratios = {}
     for seed in range(first, first + 6):
-        case = Case.by_chance(seed)
-        for planned in filter(uneven, case.plans(2 + seed % 8, (64, 8)[seed % 2], simulate=False)):
+        flow, profile = (promise := by_chance(seed)).made()
+        for planned in filter(uneven, promise.plans(flow, profile, simulate=False)):
             told = float(planned.timeline.iterations()["seconds"].iloc[-1])
-            ratios[seed, planned.shape] = case.ran(planned) / told
+            ratios[seed, planned.shape] = seconds(ran(flow, planned, 3)) / told
     assert len(ratios) > 5 and max(ratios.values()) < 1.02, ratios
     assert min(ratios.values()) > 0.94 and sum(r > 0.98 for r in ratios.values()) > 0.9 * len(ratios), ratios
 
 
 def test_of_very_many_batches_a_gang_stands_for_the_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    by_themselves = of_shape(long_chain().plans(8), "(a | b | c) > d")
+    by_themselves = of_shape(LONG.plans(*LONG.made()), "(a | b | c) > d")
     assert by_rank(by_themselves.candidate.placement) == set("abcd")
     assert Counter(t.worker for t in by_themselves.timeline.tracks if t.worker in "abcd") == {"a": 1, "b": 1, "c": 6, "d": 8}
     monkeypatch.setattr("rlinf_lab.planning.forecast.per_rank.MAX_BATCHES", 7)
-    planned = of_shape(long_chain().plans(8), "(a | b | c) > d")
+    planned = of_shape(LONG.plans(*LONG.made()), "(a | b | c) > d")
     assert by_rank(planned.candidate.placement) == set("ab") and len(planned.timeline.tracks) == 1 + 4
 
 

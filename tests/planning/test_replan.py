@@ -121,7 +121,7 @@ def test_a_worker_that_should_take_no_time_and_does_is_planned_with_what_it_took
 
 
 # --- runs with durations that are known exactly ---------------------------------------------------------------------
-DEVICES = ["cpu:0", "cpu:1", "cpu:2"]
+DEVICES, ITEMS = ["cpu:0", "cpu:1", "cpu:2"], 48
 
 
 class Evaluator(lab.Worker):
@@ -145,12 +145,12 @@ def sometimes(every: int) -> lab.Workflow:
     return flow
 
 
-def batch(fixed: float, item: float) -> WorkerProfile:
-    return WorkerProfile(tuple(Sample(1, float(n), fixed + item * n) for n in (1, 48)), ranks=RankRule(most=1))
+def worker(fixed: float, each: float, most: int = 0) -> WorkerProfile:
+    return WorkerProfile(tuple(Sample(1, float(n), fixed + each * n) for n in (1, ITEMS)), exponent=1.0, ranks=RankRule(most=most))
 
 
-def believed(n: int = 48, fixed: float = 0.004, item: float = 0.007) -> Profile:
-    return Profile(n, {"a": batch(0.0, 0.01), "b": batch(fixed, item)}, (EdgeProfile("a", "b"),))
+def believed(n: int = ITEMS, fixed: float = 0.004, item: float = 0.007) -> Profile:
+    return Profile(n, {"a": worker(0.0, 0.01, 1), "b": worker(fixed, item, 1)}, (EdgeProfile("a", "b"),))
 
 
 def learner_costs(profile: Profile) -> tuple[float, float]:
@@ -246,12 +246,6 @@ def test_of_more_ranks_than_tokens_each_is_expected_to_take_what_it_took(sims: i
 
 
 # --- plans are compared by what the scheduler takes -----------------------------------------------------------------
-ITEMS = 48
-
-
-def worker(fixed: float, each: float, most: int = 0) -> WorkerProfile:
-    return WorkerProfile(tuple(Sample(1, float(n), fixed + each * n) for n in (1, ITEMS)), exponent=1.0, ranks=RankRule(most=most))
-
 
 def three(devices: int = 5, micro_batches: int = 64) -> tuple[Planned, Profile]:
     """A plan of streams only, and what is true: the source is quicker, so that it had better share devices with the next one, if they time-shared."""

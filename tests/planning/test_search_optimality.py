@@ -57,6 +57,7 @@ FAMILIES = {
     ),
     # Who comes for somebody who holds the same weights moves less, and the enumeration counts that by itself.
     "weights are shared": Family(500, {**SMALL, "shared": True}, other=lambda p: dataclasses.replace(p, common={})),
+    "some work on the host": Family(600, {**SMALL, "host": True}),
     # A filter for large fronts, here on small ones too.
     "points are compared with fewer devices": Family(300, SMALL, {"pareto.WORTH": 0}),
     # Of large fronts; here of small ones too, in blocks of a few pairs.

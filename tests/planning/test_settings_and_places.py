@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import random
 import threading
 from collections import Counter
@@ -13,6 +12,7 @@ import numpy as np
 import pytest
 from driving import executed
 from random_flows import MS, Actor, Scenario, scenario
+from random_profiles import chain
 from sweeps import sweep
 
 from rlinf_lab.errors import ConfigError, PlanError
@@ -40,11 +40,6 @@ from rlinf_lab.workflow.worker import Worker
 BATCH = WorkerProfile((Sample(8, 64.0, 8.0),), exponent=1.0)
 
 
-def profile(memory_gib: float | None = None, **workers: WorkerProfile) -> Profile:
-    names = list(workers)
-    return Profile(64, workers, tuple(EdgeProfile(p, c) for p, c in itertools.pairwise(names)), device_memory_gib=memory_gib)
-
-
 def embodied(**learner) -> Profile:
     workers = {
         "learner": WorkerProfile((Sample(16, 256.0, 190.0), Sample(16, 256.0, 470.0, ("policy", "simulator"))), **learner),
@@ -59,7 +54,7 @@ def test_cycles_become_units_and_producers_come_first() -> None:
     setting = Setting.of(embodied(), 16)
     assert [u.members for u in setting.stages] == [("simulator", "policy"), ("learner",)]
     assert setting.edges == {(0, 1): 0}  # the whole batch first
-    grouped = profile(a=BATCH, b=BATCH).replace(edges=(EdgeProfile("a", "b", group=16),))
+    grouped = chain(a=BATCH, b=BATCH).replace(edges=(EdgeProfile("a", "b", group=16),))
     assert Setting.of(grouped, 4).edges == {(0, 1): 2} and Setting.of(grouped, 4).granularities == 7
     assert Setting.of(grouped, 4, micro_batches=2).edges == {(0, 1): 1}
 
@@ -74,11 +69,11 @@ def test_cycles_become_units_and_producers_come_first() -> None:
 )  # fmt: skip
 def test_what_fits_nowhere_is_refused_with_what_would_work(worker: WorkerProfile, devices: int, memory: float | None, says: str) -> None:
     with pytest.raises(PlanError, match=says):
-        plan(profile(memory, a=worker, b=BATCH), devices, simulate=False)
+        plan(chain(memory, a=worker, b=BATCH), devices, simulate=False)
 
 
 def test_who_was_measured_on_the_second_kind_only_is_as_much_faster_on_the_first() -> None:
-    kinds = profile(a=BATCH).replace(kinds=(DeviceKind("h100"), DeviceKind("a100", 0.5), DeviceKind("b200", 2.0)))
+    kinds = chain(a=BATCH).replace(kinds=(DeviceKind("h100"), DeviceKind("a100", 0.5), DeviceKind("b200", 2.0)))
     measured = kinds.with_worker("a", samples=(Sample(1, 64.0, 6.0, kind="a100", outputs=((3.0, 0.5), (6.0, 1.0))),))
     for kind, seconds in (("h100", 3.0), ("a100", 6.0), ("b200", 1.5)):
         model = Setting.of(measured, {kind: 4}).models["a", kind]
@@ -91,15 +86,15 @@ def test_who_was_measured_on_the_second_kind_only_is_as_much_faster_on_the_first
 
 def test_who_may_stay() -> None:
     switching = dataclasses.replace(BATCH, onload_s=1.0, memory=Memory(40))
-    assert [a.staying for a in Setting.of(profile(None, a=switching, b=switching), 4).arrangements()] == [0b11]  # everything fits: nobody leaves
-    tight = Setting.of(profile(60.0, a=switching, b=switching), 4).arrangements()
+    assert [a.staying for a in Setting.of(chain(None, a=switching, b=switching), 4).arrangements()] == [0b11]  # everything fits: nobody leaves
+    tight = Setting.of(chain(60.0, a=switching, b=switching), 4).arrangements()
     # Two cannot stay together; each set is tried, the largest first, and a set inside one that costs nothing is not.
     assert [a.staying for a in tight] == [0b11, 0b01, 0b10, 0b00]
-    roomy = Setting.of(profile(80.0, a=switching, b=switching), 4).arrangements()
+    roomy = Setting.of(chain(80.0, a=switching, b=switching), 4).arrangements()
     assert [a.staying for a in roomy] == [0b11]
-    assert [a.staying for a in Setting.of(profile(60.0, a=BATCH, b=BATCH), 4).arrangements()] == [0]  # leaving costs nothing
+    assert [a.staying for a in Setting.of(chain(60.0, a=BATCH, b=BATCH), 4).arrangements()] == [0]  # leaving costs nothing
     bound = dataclasses.replace(BATCH, offloadable=False)
-    assert [a.staying for a in Setting.of(profile(60.0, a=bound, b=BATCH), 4).arrangements()] == [1]
+    assert [a.staying for a in Setting.of(chain(60.0, a=bound, b=BATCH), 4).arrangements()] == [1]
 
 
 def test_cells_sit_together_or_apart() -> None:
@@ -158,13 +153,13 @@ def test_whole_items_of_ranks_scenes_and_sequences() -> None:
 def test_who_works_on_the_host_is_not_switched() -> None:
     """Neither in the search nor in what follows from it, alone or in a cell."""
     host = WorkerProfile((Sample(0, 64.0, 4.0),), resource="host", onload_s=3.0, offload_s=2.0)
-    chain = profile(80.0, a=host, b=dataclasses.replace(BATCH, memory=Memory(50), onload_s=1.0), c=dataclasses.replace(BATCH, memory=Memory(50), offload_s=0.5))
-    setting = Setting.of(chain, 4)
+    three = chain(80.0, a=host, b=dataclasses.replace(BATCH, memory=Memory(50), onload_s=1.0), c=dataclasses.replace(BATCH, memory=Memory(50), offload_s=0.5))
+    setting = Setting.of(three, 4)
     assert [setting.switch_seconds(u) for u in setting.stages] == [(0.0, 0.0), (1.0, 0.0), (0.0, 0.5)]
-    ring = chain.replace(edges=(EdgeProfile("a", "b"), EdgeProfile("b", "a"), EdgeProfile("b", "c")))
+    ring = three.replace(edges=(EdgeProfile("a", "b"), EdgeProfile("b", "a"), EdgeProfile("b", "c")))
     assert [Setting.of(ring, 4).switch_seconds(u) for u in Setting.of(ring, 4).stages] == [(1.0, 0.0), (0.0, 0.5)]
-    free = chain.with_worker("a", onload_s=0.0, offload_s=0.0)
-    assert plan(chain, 4, simulate=False).best.seconds == plan(free, 4, simulate=False).best.seconds
+    free = three.with_worker("a", onload_s=0.0, offload_s=0.0)
+    assert plan(three, 4, simulate=False).best.seconds == plan(free, 4, simulate=False).best.seconds
 
 
 # --- weights that several workers hold ------------------------------------------------------------------------------
@@ -176,22 +171,17 @@ def holder(own: float, shared: float = 0.0, name: str = "model", seconds: float 
     return WorkerProfile((Sample(1, 64.0, seconds),), memory=memory, onload_s=switch, offload_s=switch, **more)
 
 
-def whole_chain(gib: float, **workers: WorkerProfile) -> Profile:
-    edges = tuple(EdgeProfile(p, c, whole=True) for p, c in itertools.pairwise(workers))
-    return Profile(64, workers, edges, device_memory_gib=gib)
-
-
 def test_what_two_hold_is_on_a_device_once() -> None:
-    both = plan(whole_chain(40, policy=holder(0, 15), learner=holder(25, 15)), 1, micro_batches=1)
+    both = plan(chain(40, whole=True, policy=holder(0, 15), learner=holder(25, 15)), 1, micro_batches=1)
     assert both.best.seconds == 16 and all(at["stays"] for at in both.best.placement.values())
-    apart = plan(whole_chain(40, policy=holder(15), learner=holder(40)), 1, micro_batches=1).best
+    apart = plan(chain(40, whole=True, policy=holder(15), learner=holder(40)), 1, micro_batches=1).best
     assert apart.seconds == 16 + 4, "without the word they leave for each other"
 
 
 def test_a_plan_that_runs_is_not_said_not_to_fit() -> None:
     """Both never leave; 15 GiB are counted once."""
     def both(own: float) -> Profile:
-        return whole_chain(40, policy=holder(5, 15, offloadable=False), learner=holder(own, 15, offloadable=False))
+        return chain(40, whole=True, policy=holder(5, 15, offloadable=False), learner=holder(own, 15, offloadable=False))
 
     assert plan(both(20), 1).best.seconds > 0
     with pytest.raises(PlanError, match=r"'learner' keeps 35.1 GiB there \(offloadable: false, 15 GiB of it the same weights\), .* memory_gib=40.1,"):

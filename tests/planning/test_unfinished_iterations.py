@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 from built import timeline_of
-from timed_flows import Timed
+from timed_flows import Timed, timed
 
 import rlinf_lab as lab
 from rlinf_lab.errors import PlanError, WorkerError
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.planning.planner.planner import Planned
-from rlinf_lab.planning.profile.profile import Profile
 from rlinf_lab.runtime.threads.clocks import MockClock
 from rlinf_lab.timeline.account.tables import whole_iterations
 from rlinf_lab.timeline.record.span import SpanKind
@@ -22,23 +22,7 @@ from rlinf_lab.timeline.timeline import Timeline
 
 ITEMS, LAST = 8, 4  # the last iteration stops in its middle
 DEVICES = ["cpu:0", "cpu:1"]
-PROFILE = Profile.from_dict(
-    {
-        "items": ITEMS, "edges": [{"producer": "source", "consumer": "learner"}],
-        "workers": {w: {"ranks": {"most": 1}, "samples": [{"devices": 1, "items": n, "seconds": n} for n in (1, ITEMS)]} for w in ("source", "learner")},
-    }
-)  # fmt: skip
-
-
-class Learner(lab.Worker):
-    def __init__(self, moment: Moment) -> None:
-        self.moment = moment
-
-    def train(self, inbox: lab.Inbox) -> None:
-        for n, batch in enumerate(inbox):
-            self.compute(1.5 * len(batch))
-            if (self.iteration, n) == (LAST, 0):
-                self.moment.come()
+PROFILE = timed("ab", ITEMS, {"a": (0, 1.0), "b": (0, 1.0)}, {"a": 1, "b": 1})[1]
 
 
 class Moment:
@@ -54,17 +38,19 @@ class Moment:
         assert self.on.wait(60)
 
 
+class Stops(Timed):
+    moment: ClassVar[Moment]
+
+    def worked(self, batch: list[Any], outs: Sequence[lab.Outbox]) -> int:
+        size = super().worked(batch, outs)
+        if self.iteration == LAST:
+            self.moment.come()
+        return size
+
+
 def flow_of(moment: Moment) -> lab.Workflow:
-    flow = lab.Workflow("two stages")
-    items = flow.channel("items")
-    source, learner = flow.worker(Timed, ITEMS, 0.0, 1.5, 1, name="source"), flow.worker(Learner, moment, name="learner")
-
-    @flow.iteration
-    def iteration() -> None:
-        source.make(items)
-        learner.train(items)
-
-    return flow
+    kind = type("StopsThen", (Stops,), {"moment": moment})  # one of its own for each run
+    return timed("ab", ITEMS, {"a": (0, 1.5), "b": (0, 1.5)}, kinds={"b": kind})[0]
 
 
 @pytest.fixture(scope="module", params=[(False, 0), (False, 2), (True, 0), (True, 2)], ids=["going on", "several going on", "failed", "failed with others"])
@@ -94,7 +80,7 @@ Stopped = tuple[lab.Workflow, Planned, Timeline]
 def test_a_drift_is_seen_while_the_run_goes_on(stopped: Stopped, window: int) -> None:
     _, plan, timeline = stopped
     found = lab.replan(timeline, plan, window=window)
-    assert [(d.worker, d.measured, d.sustained) for d in found.drifts] == [("source", 12.0, True), ("learner", 12.0, True)]
+    assert [(d.worker, d.measured, d.sustained) for d in found.drifts] == [("a", 12.0, True), ("b", 12.0, True)]
     assert found.iterations == min(window, LAST - 1)
 
 
@@ -110,12 +96,12 @@ def test_the_timeline_and_its_files_tell_which_came_to_their_end(stopped: Stoppe
 def test_profiles_and_estimates_know_nothing_of_the_rest(stopped: Stopped) -> None:
     flow, plan, timeline = stopped
     profile = lab.planning.profile_from_run(flow, plan.execution, timeline)
-    traced = lab.planning.profile_from_trace(timeline, {w: w for w in ("source", "learner")}, ITEMS, [("source", "learner")])
+    traced = lab.planning.profile_from_trace(timeline, {w: w for w in "ab"}, ITEMS, [("a", "b")])
     for worker in (*profile.workers.values(), *traced.workers.values()):
         assert [s.seconds for s in worker.samples] == [1.5 * s.items for s in worker.samples]
     assert "outside of the iterations that came to their end left out" in " ".join(traced.notes)
     seconds = {line.split()[0]: line.split()[1] for line in repr(lab.estimate(flow, plan.execution, timeline)).splitlines() if " s on each rank" in line}
-    assert seconds == {"source.make": "12", "learner.train": "12"}
+    assert seconds == {"a.make": "12", "b.work": "12"}
 
 
 def test_too_few_that_ended_are_told(stopped: Stopped) -> None:
@@ -124,7 +110,7 @@ def test_too_few_that_ended_are_told(stopped: Stopped) -> None:
         lab.estimate(flow, plan.execution, timeline, iterations=[0, LAST])
     moment = Moment(True)
     short = flow_of(moment)
-    run = lab.run(short, ExecutionPlan.spatial(short, DEVICES, {"source": [0], "learner": [1]}), 2, dashboard=False, clock=MockClock())
+    run = lab.run(short, ExecutionPlan.spatial(short, DEVICES, {"a": [0], "b": [1]}), 2, dashboard=False, clock=MockClock())
     run.wait()
     with pytest.raises(PlanError, match=r"2 iterations that came to an end.*Next: replan\(\.\.\.\) after 1 more"):
         lab.replan(run, plan)
@@ -150,4 +136,4 @@ def test_other_numbers_of_items_than_the_profile_counts_are_named(stopped: Stopp
     assert not any("items that are taken" in note for note in lab.replan(timeline, plan).notes)
     few = lab.plan(flow, DEVICES, PROFILE.replace(items=2), micro_batches=2, staleness=plan.execution.staleness)["spatial"]
     notes = [note for note in lab.replan(timeline, few).notes if "items that are taken" in note]
-    assert len(notes) == 1 and notes[0].startswith(f"items that are taken in an iteration: learner {ITEMS}; the profile counts 2.") and "Next: " in notes[0]
+    assert len(notes) == 1 and notes[0].startswith(f"items that are taken in an iteration: b {ITEMS}; the profile counts 2.") and "Next: " in notes[0]

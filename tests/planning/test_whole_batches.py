@@ -18,28 +18,21 @@ SECONDS = 8.0  # of each worker for all items on one device
 GIB, CAP = 3.0, 80.0
 
 
-class Learner(lab.Worker):
-    """``once``: it asks for everything, else it takes batch after batch."""
-
-    def train(self, items: int, inbox: lab.Inbox, out: lab.Outbox, once: bool) -> list[int]:
-        sizes = []
-        for batch in (inbox.get_all(),) if once else inbox:
-            sizes.append(len(batch))
-            self.compute(SECONDS / items * len(batch))
-            out.put_all(batch)
-        return sizes
+class Learner(Timed):
+    def whole(self, inbox: lab.Inbox, out: lab.Outbox) -> list[int]:
+        return [self.worked(inbox.get_all(), [out])]
 
 
 def flow_of(items: int, once: bool) -> lab.Workflow:
     flow = lab.Workflow("whole")
     all_at_once, stream = flow.channel("a", whole=True), flow.channel("b", capacity=None)
-    learner = flow.worker(Learner, name="learner")
-    rollout, logger = (flow.worker(Timed, items, 0.0, s / items, 1, name=name) for name, s in (("rollout", SECONDS), ("logger", SECONDS / 4)))
+    parts = (("rollout", SECONDS), ("learner", SECONDS), ("logger", SECONDS / 4))
+    rollout, learner, logger = (flow.worker(Learner, items, 0.0, s / items, 1, name=name) for name, s in parts)
 
     @flow.iteration
     def iteration() -> Any:
         rollout.make(all_at_once)
-        sizes = learner.train(items, all_at_once, stream, once)
+        sizes = (learner.whole if once else learner.work)(all_at_once, stream)
         return {"sizes": sizes, "written": logger.work(stream)}
 
     return flow
@@ -147,7 +140,7 @@ def test_nobody_is_given_a_part_of_a_whole_batch_before_all_is_there(how: str) -
 ITEMS, GROUP = 32, 4
 
 
-class OfGroups(Timed):
+class OfGroups(Learner):
     """Of groups: ``each`` seconds an item. `work` takes them item by item."""
 
     def answers(self, inbox: lab.Inbox, out: lab.Outbox) -> None:
@@ -161,9 +154,6 @@ class OfGroups(Timed):
         for batch in inbox:
             for group in batch:
                 self.worked(group, [out] if group[0] // GROUP % 4 else [])
-
-    def whole(self, inbox: lab.Inbox, out: lab.Outbox) -> None:
-        self.worked(inbox.get_all(), [out])
 
     def fours(self, inbox: lab.Inbox, out: lab.Outbox) -> None:
         while batch := inbox.get(GROUP):

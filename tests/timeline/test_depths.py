@@ -1,24 +1,11 @@
-"""Depths of channels: against items counted one by one, and against the engine's own queues."""
+"""Depths of channels: against items counted one by one."""
 
 from __future__ import annotations
 
 import random
-import sys
 from collections import defaultdict
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
-import pytest
-
-from rlinf_lab.planning.engine.fast_path import AtOnce
-from rlinf_lab.planning.simulator.simulator import Simulator
-from rlinf_lab.planning.simulator.state import State
-from rlinf_lab.planning.simulator.virtual_host import VirtualHost
 from rlinf_lab.timeline import Recorder, SpanKind, Timeline
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "planning"))
-from random_flows import scenario
 
 K = SpanKind
 Steps = dict[str, list[tuple[int, int]]]
@@ -74,42 +61,3 @@ def test_every_change_of_random_timelines() -> None:
         assert frame["seconds"].tolist() == [(t - timeline.start_ns) / 1e9 for t in frame["time_ns"]]
         seen += len(frame)
     assert seen > 500
-
-
-@pytest.fixture
-def queues(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, dict[int, int]]]:
-    """Of a simulation: how many items the engine's queues of each channel hold when all that happens at a time has happened."""
-    seen: dict[str, dict[int, int]] = defaultdict(dict)
-
-    def looking(original: Any) -> Any:
-        def look(part: VirtualHost | State, *args: Any) -> Any:
-            answer, now = original(part, *args), defaultdict(int)
-            state = part if isinstance(part, State) else part.state
-            for (channel, *_), number in state.queues.items():
-                now[channel] += state.engine.depth(number)
-            for channel in state.layout.graph_channels():
-                seen[channel][state.now] = now[channel]
-            return answer
-
-        return look
-
-    monkeypatch.setattr(AtOnce, "puts_at_once", lambda *_: 0)  # each by itself: what is done in a row is not looked at in between
-    for part, method in ((VirtualHost, "_apply"), (State, "retire")):
-        monkeypatch.setattr(part, method, looking(getattr(part, method)))
-    yield seen
-
-
-def test_the_depths_are_those_of_the_engines_queues(queues: dict[str, dict[int, int]]) -> None:
-    compared = 0
-    for seed in range(25):
-        queues.clear()
-        made = scenario(seed, [])
-        timeline = Simulator(made.flow.graph, made.plan, made.switch).simulate(made.sim_calls(), 3)
-        found = told(timeline)
-        assert found == counted(timeline), seed
-        for channel, steps in found.items():
-            held = sorted(queues[channel].items())
-            changes = [step for i, step in enumerate(held) if step[1] != (held[i - 1][1] if i else 0)]
-            assert [s for i, s in enumerate(steps) if i or s[1]] == changes, (seed, channel)
-            compared += len(steps)
-    assert compared > 500

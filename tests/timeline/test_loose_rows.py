@@ -7,8 +7,6 @@ import sys
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from rlinf_lab.runtime.host.state.spans import SpanWriter
 from rlinf_lab.runtime.threads.clocks import MockClock
@@ -17,28 +15,11 @@ from rlinf_lab.timeline.record.batch import SPAN_DTYPE
 from rlinf_lab.timeline.record.recorder import Recorder
 from rlinf_lab.timeline.record.span import SpanKind
 
-_whole = st.one_of(st.integers(-1, 9), st.sampled_from([(1 << 27) - 1, (1 << 31) - 1]))
-_long = st.one_of(st.integers(0, 99), st.sampled_from([1 << 32, 1 << 40]))
-_FIELDS = list(SPAN_DTYPE.names or ())
-
 
 def _leave(recorder: Recorder, start: int) -> None:
     recorder.loose.extend((start, start + 1, 0, -1, 0, 0, -1, 0, 0, SpanKind.RUN))
     if len(recorder.loose) >= recorder.most_loose:
         recorder.pack_up()
-
-
-@settings(max_examples=200, deadline=None)
-@given(st.lists(st.tuples(_long, _long, _long, st.sampled_from(SpanKind), _whole, _whole, _whole, _whole, _whole), max_size=400), st.integers(0, 400))
-def test_they_are_drained_as_if_they_had_been_added(rows, strange):
-    loose, added = Recorder(), Recorder()
-    plain = [(7, 1, -1, SpanKind.GET, 3, 0, 0, 1, 5)] * strange
-    for start, duration, flow, kind, iteration, track, name, channel, items in [*plain, *rows, *plain]:
-        loose.loose.extend((start, start + duration, 0, flow, track, name, channel, iteration, items, kind))
-        added.add(track, kind, name, start, start + duration, iteration, items, 0, channel, flow)
-    assert len(loose) == len(added) == len(rows) + 2 * strange
-    assert loose.drain().spans[_FIELDS].tolist() == added.drain().spans[_FIELDS].tolist()
-    assert not loose.loose and len(loose) == 0
 
 
 def test_a_mark_is_never_taken_without_what_was_written_before_it(monkeypatch):

@@ -62,15 +62,21 @@ _field = st.one_of(st.integers(-1, 9), st.sampled_from([(1 << 27) - 1, (1 << 31)
 _long = st.one_of(st.integers(0, 99), st.sampled_from([1 << 32, 1 << 40]))
 
 
+_row = st.tuples(_long, _long, _long, _long, _field, _field, _field, _field, _field, st.sampled_from(SpanKind))
+
+
 @settings(max_examples=200, deadline=None)
-@given(st.lists(st.tuples(_field, st.integers(0, len(SpanKind) - 1), _field, _long, _long, _field, _field, _long, _field, _long), max_size=12))
-def test_rows_hold_what_was_added(rows):
-    recorder = Recorder()
-    for track, kind, name, start, length, iteration, items, nbytes, channel, flow in rows:
-        recorder.add(track, kind, name, start, start + length, iteration, items, nbytes, channel, flow)
-    spans = recorder.drain().spans
-    fields = ("track", "kind", "name", "start", "end", "iteration", "items", "nbytes", "channel", "flow")
-    assert spans[list(fields)].tolist() == [(*r[:4], r[3] + r[4], *r[5:]) for r in rows]
+@given(st.lists(_row, max_size=400), st.integers(0, 400))
+def test_rows_hold_what_was_added_or_left_as_numbers(rows, ordinary):
+    """Also between many in which all numbers are small."""
+    added, left, few = Recorder(), Recorder(), [(7, 8, 0, -1, 0, 0, 1, 3, 5, SpanKind.GET)] * ordinary
+    every = [*few, *((start, start + length, *rest) for start, length, *rest in rows), *few]
+    for start, end, nbytes, flow, track, name, channel, iteration, items, kind in every:
+        added.add(track, kind, name, start, end, iteration, items, nbytes, channel, flow)
+        left.loose.extend((start, end, nbytes, flow, track, name, channel, iteration, items, kind))
+    assert len(left) == len(added) == len(every)
+    assert left.drain().spans.tolist() == added.drain().spans.tolist() == every
+    assert not left.loose and len(left) == 0
 
 
 @settings(max_examples=100, deadline=None)

@@ -12,22 +12,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from built import timeline_of
 
 from rlinf_lab.errors import TimelineError
-from rlinf_lab.timeline import Recorder, SpanKind, Timeline
+from rlinf_lab.timeline import SpanKind, Timeline
 from rlinf_lab.timeline.record.files import whole
 from rlinf_lab.widgets import timeline_html
 
 WRITERS = ("to_perfetto", "to_parquet", "to_svg", "to_png", "html")
 
 
-def made(count: int = 400) -> Timeline:
-    recorder, timeline = Recorder(), Timeline()
-    track, names = recorder.track("w", 0, ("cpu:0",)), [recorder.name(f"step {i}") for i in range(97)]
-    for i in range(count):
-        recorder.add(track, SpanKind.RUN, names[i * i % 97], 1000 * i, 1000 * i + i * i * i % 977)
-    timeline.extend(recorder.drain())
-    return timeline
+def made() -> Timeline:
+    spans = ((1000 * i, 1000 * i + i**3 % 977, -1, "", -1, 0, f"step {i * i % 97}") for i in range(400))
+    return timeline_of(*(("w", 0, ("cpu:0",), SpanKind.RUN, *span) for span in spans))
 
 
 def writer(timeline: Timeline, who: str) -> Callable[[Path], Any]:
