@@ -167,7 +167,7 @@ class Calls:
         order = {str(path.relative_to(ROOT)): i for i, path in enumerate(near)}
         found, spent = list[str](), 0.0
         for test in sorted(self.tests[function], key=lambda t: (order.get(t.partition("::")[0], len(order)), self.seconds[t])):
-            if spent + self.seconds[test] <= TESTS_S:
+            if spent + self.seconds[test] <= TESTS_S and (ROOT / test.partition("::")[0]).exists():
                 spent += self.seconds[test]
                 found.append(test)
         return found or list(order)
@@ -217,7 +217,7 @@ def verdict(copy_of: Path, tests: list[str]) -> str:
     except subprocess.TimeoutExpired:
         return "killed: hangs"
     if "ERROR: not found:" in done.stdout + done.stderr:
-        sys.exit(f"Tests were renamed since they were asked what they call; measure anew.\n{done.stderr}")
+        return verdict(copy_of, list(dict.fromkeys(test.partition("::")[0] for test in tests)))  # renamed since they were measured
     if done.returncode in (0, 5):  # passed, or nothing of it is quick
         return "SURVIVED"
     failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]

@@ -16,6 +16,7 @@ from timed_flows import Timed, cell, timed
 
 import rlinf_lab as lab
 from rlinf_lab.errors import PlanError
+from rlinf_lab.planning.adapt.drift import Window
 from rlinf_lab.planning.adapt.profile_update import told_by_sizes
 from rlinf_lab.planning.adapt.replan import replan
 from rlinf_lab.planning.cancellation import Abandoned, as_long_as
@@ -206,6 +207,8 @@ def test_drift_of_handovers_is_measured_by_itself() -> None:
     assert [d.worker for d in found.drifts if d.sustained] == ["a.load()"] and found.profile == slow
     never = lab.replan(run_of(best, profile.replace(handovers=profile.handovers[:1])), best)
     assert [d.worker for d in never.drifts if d.sustained] == ["a.load()"], "it is made in no iteration"
+    window = Window(lab.Timeline(), [1, 2], {}, {("a", "load"): [0.0, 0.5]}, [])
+    assert window.of_handover("a", "load") == [0.25], "made in some it is their mean"
     assert found.now == pytest.approx(found.elapsed.measured, rel=0.02) and found.to_dict()["iteration"]["measured_s"] == found.elapsed.measured
 
 
