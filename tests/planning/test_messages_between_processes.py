@@ -165,6 +165,9 @@ def test_moving_overlaps_with_work_but_for_its_last_batch() -> None:
     first = timeline.iterations()["seconds"].iloc[0]
     assert 4.0 < first <= 4.0 + 1.0 + 1e-6
     assert streamed(moving(None, whole=True)).iterations()["seconds"].iloc[0] == pytest.approx(4.0)
+    made = moving(Link(1.0), whole=True)  # who makes is fed an item at a time, and what it has made is on its way
+    fed = made.replace(workers={"src": made.workers["make"], **made.workers}, edges=(EdgeProfile("src", "make"), *made.edges))
+    assert 4.0 < lab.plan(fed, 3, modes=("spatial",)).best.simulate(1).iterations()["seconds"].iloc[0] < 4.2
 
 
 def test_a_slow_link_decides_for_sharing_devices() -> None:

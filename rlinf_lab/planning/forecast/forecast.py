@@ -301,7 +301,7 @@ class _Forecast:
         streamed = [c for c in inputs if c not in whole]
         turns = self._inputs_in_turn(name, inputs)
         above = _generator_above(self.profile, name)
-        source = above if above is not None and above != name and self.bundles.streams(above) else None
+        source = above if above is not None and self.bundles.streams(above) else None
         made = self.bundles.as_taken(name, seat) if not inputs else []
         in_calls = not made and name in self.bundles.by_rank | self.setting.in_whole_calls
         ranks = seat.ranks if name in self.bundles.by_rank else 1
