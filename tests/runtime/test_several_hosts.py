@@ -5,8 +5,10 @@ from __future__ import annotations
 import random
 import sys
 import threading
+from collections import Counter
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +19,7 @@ from sweeps import sweep
 
 from rlinf_lab import ExecutionPlan, Inbox, Outbox, Worker, Workflow
 from rlinf_lab.errors import ExecutorError, WorkerError
+from rlinf_lab.runtime.host.channels.credit import Credits
 from rlinf_lab.runtime.host.driver import waiting
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "planning"))
@@ -59,6 +62,20 @@ class Ends(Worker):
     def fails(self, inbox: Inbox) -> None:
         inbox.get(1)
         raise ValueError("as it was asked to")
+
+
+def test_credits_are_saved_up_to_half_of_a_share_or_until_somebody_is_stalled() -> None:
+    said: list[int] = []
+    post: Any = SimpleNamespace(on=lambda *_: None, say=lambda _, credit: said.append(credit.n))
+    around: Any = SimpleNamespace(apply=lambda _: None, engine=SimpleNamespace(remote_stall=lambda _: ()))
+    queue: Any = SimpleNamespace(index=0, name=None, share=6, debt={"far": 1}, saved={}, stalled={}, credited=Counter())
+    for n in (0, 1, 1, 1, 1, 1):  # the first that is taken had been given ahead
+        Credits(around, around, post).give(queue, {"far": n})
+    assert said == [3]
+    queue.stalled["far"] = None
+    for n in (0, 1):
+        Credits(around, around, post).give(queue, {"far": n})
+    assert said == [3, 1] and queue.credited == {"far": 4}
 
 
 def test_the_next_step_waits_for_those_that_compute_on(monkeypatch: pytest.MonkeyPatch) -> None:
