@@ -118,6 +118,20 @@ def relative_low(kept: Kept, env: str, seeds: Sequence[int], steps: int) -> floa
     return float(np.percentile(draws, 2.5) / abs(interquartile_mean(theirs)))
 
 
+def spread(kept: Kept, env: str, seeds: Sequence[int], steps: int) -> str:
+    """What the difference is made of, of runs that are kept."""
+    import numpy as np
+
+    from rlinf_lab.algorithms.statistics import interquartile_mean
+
+    rows = {kind: [kept.find(env=env, kind=kind, seed=seed, steps=steps) for seed in seeds] for kind in KINDS}
+    found = {kind: np.asarray([row["return"] for row in column if row is not None]) for kind, column in rows.items()}
+    if not all(map(len, found.values())):
+        return ""
+    means = " and ".join(f"{interquartile_mean(of):,.4g} ({kind})" for kind, of in found.items())
+    return f"; interquartile means {means}, single seeds {', '.join(f'{of.min():,.4g} to {of.max():,.4g} ({kind})' for kind, of in found.items())}"
+
+
 def paced(kind: str, env: str, seed: int, every: int) -> None:
     """A run that waits after each turn until it is asked to go on, and says how many CPU seconds the turn took."""
     begun: float | None = None
@@ -195,7 +209,7 @@ def cases(smoke: bool) -> Iterator[Case]:
         seeds = there(env, steps)
         if smoke or len(seeds) > 1:  # one seed has no interval
             whole = smoke or len(seeds) == len(SEEDS[env])
-            judged = "" if whole else f"; {len(seeds)} of {len(SEEDS[env])} seeds: not judged yet"
+            judged = spread(kept, env, seeds, steps) if whole else f"; {len(seeds)} of {len(SEEDS[env])} seeds: not judged yet"
             yield Case(
                 f"sac_mujoco_{env}", "lower end of the difference from SB3, relative", partial(relative_low, kept, env, seeds, steps),
                 target=">= -0.1" if whole else "", target_of="value", runs=1,

@@ -10,6 +10,7 @@ registered in a notebook's cell is found in every process.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -24,6 +25,11 @@ class Entry(NamedTuple):
     name: str
     function: Callable[..., Any]
     of: str
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether rlinf_lab wrote it."""
+        return str(getattr(self.function, "__module__", "")).startswith("rlinf_lab.")
 
 
 class Registry(Generic[F]):
@@ -49,7 +55,10 @@ class Registry(Generic[F]):
         def register(function: F) -> F:
             if not callable(function):
                 raise ConfigError(f"{self.kind} {name!r} is {shown(function)}, not a function.")
-            self._entries[name] = Entry(name, function, wanted)
+            entry = Entry(name, function, wanted)
+            if name in self._entries and self._entries[name].is_ours and not entry.is_ours:
+                warnings.warn(f"{self.kind} {name!r} is rlinf_lab's, and takes another's place now. Next: a name of your own.", stacklevel=2)
+            self._entries[name] = entry
             return function
 
         return register

@@ -44,9 +44,10 @@ def train(
     may be left out where data says it. ``total_timesteps``: environment steps over all environments (answers of a
     language model), rounded up to whole iterations. ``plan``: "auto" measures the first iterations on one core,
     searches all ``devices`` (default: the cores and GPUs of this machine) and changes to the best plan while the run
-    goes on, where that pays (`TrainingRun.auto` says what it found); or an `ExecutionPlan` of the recipe's workflow, or
-    a function that makes one from it; None: all workers on
-    one core. ``executor``: "local" (threads), "processes" or "ray"; None: "local" where the plan uses one device.
+    goes on, where that pays (`TrainingRun.auto` says what it found; the same seed gives the same curve under one plan
+    only, and what is measured differs: None repeats a run bit for bit); or an `ExecutionPlan` of the recipe's
+    workflow, or a function that makes one from it; None: all workers on one core. ``executor``: "local" (threads),
+    "processes" or "ray"; None: "local" where the plan uses one device.
     ``folder``: where the run is kept; None: a new one in ``runs/``; False: nowhere. ``settings``: fields of the
     recipe's config (``help(run.config)``) and of `Options`: ``eval_every``, ``until``, ``on_iteration``, ``loggers``, …
 
@@ -259,8 +260,8 @@ def folder_of(folder: Any, recipe: Recipe, config: Any) -> RunFolder | None:
     kept = RunFolder(folder)
     if (kept.path / "run.json").exists():
         raise ConfigError(
-            f"train(folder={str(kept.path)!r}): there is a run in it. Next: lab.resume({str(kept.path)!r}), or another "
-            "folder."
+            f"train(folder={str(kept.path)!r}): there is a run in it. Next: lab.resume({str(kept.path)!r}), another "
+            "folder, or delete this one."
         )
     kept.make()
     return kept

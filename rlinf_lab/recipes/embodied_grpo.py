@@ -26,7 +26,7 @@ from typing import Any
 from torch import nn
 
 from rlinf_lab.algorithms import advantage as advantages
-from rlinf_lab.algorithms import loss as losses
+from rlinf_lab.algorithms.trial import tried_advantage_of_groups, tried_loss
 from rlinf_lab.errors import ConfigError, shown
 from rlinf_lab.recipes.config import SimulatedConfig, answering, greedily, real
 from rlinf_lab.recipes.described import described
@@ -131,8 +131,8 @@ def build(config: EmbodiedGRPOConfig, state: dict[str, Any] | None = None) -> Wo
     weights, taken = (None, 0) if state is None else (state["weights"], state["weights"].version * ppo.decisions)
     simulator, policy = cell(flow, ppo, weights, taken, state)
     learner = flow.worker(
-        GroupLearner, config.make_policy(), name="learner", advantage=advantages.get(config.advantage, of=("group", "batch")).function,
-        loss_of_policy=losses.get(config.loss).function, learning_rate=config.learning_rate, n_epochs=config.n_epochs, batch_size=ppo.batch_size, clip_range=config.clip_range,
+        GroupLearner, config.make_policy(), name="learner", advantage=tried_advantage_of_groups(config.advantage, config.num_envs).function,
+        loss_of_policy=tried_loss(config.loss).function, learning_rate=config.learning_rate, n_epochs=config.n_epochs, batch_size=ppo.batch_size, clip_range=config.clip_range,
         ent_coef=config.ent_coef, max_grad_norm=config.max_grad_norm, target_kl=config.target_kl, updates=config.updates, seed=config.seed,
         save_to=config.save_to, state=state, parallel=config.parallel, moves_normaliser=not isinstance(config.policy, StartingPolicy),
         **config.learning(),

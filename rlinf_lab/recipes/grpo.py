@@ -30,6 +30,7 @@ from typing import Any, ClassVar, NamedTuple
 from rlinf_lab import tasks
 from rlinf_lab.algorithms import advantage, loss
 from rlinf_lab.algorithms.aggregation import AGGREGATIONS
+from rlinf_lab.algorithms.trial import tried_advantage_of_groups, tried_loss
 from rlinf_lab.errors import ConfigError, UnknownNameError, shown
 from rlinf_lab.generation import GENERATORS, KNOWN_MODELS, LanguageModel, SamplingParams, load_model, small_model
 from rlinf_lab.generation.hugging_face import context_of, counts_tokens
@@ -586,14 +587,15 @@ def pooled(per_rank: dict[str, float] | list[dict[str, float]]) -> dict[str, flo
 
 def update_settings(config: GRPOConfig) -> UpdateSettings:
     """What the learner needs of the configuration, names looked up."""
-    by = advantage.get(config.advantage, of=("group", "batch"))
+    by = tried_advantage_of_groups(config.advantage, config.group_size)
+    of_policy = tried_loss(config.loss, weight=None, aggregation=config.aggregation, constant=1.0, denominator=1.0).function
     names = {f.name for f in dataclasses.fields(UpdateSettings)} & {f.name for f in dataclasses.fields(config)}
     same = {name: getattr(config, name) for name in names - {"advantage", "loss", "iterations"}}
     if config.critic:
         same["dynamic_sampling"] = False
-        return UpdateSettings(_handed_on, False, loss.get(config.loss).function, iterations=config.updates, **same)
+        return UpdateSettings(_handed_on, False, of_policy, iterations=config.updates, **same)
     return UpdateSettings(
-        by.function, by.of == "batch", loss.get(config.loss).function, iterations=config.updates, **same
+        by.function, by.of == "batch", of_policy, iterations=config.updates, **same
     )
 
 

@@ -24,6 +24,7 @@ from torch import nn
 
 from rlinf_lab.algorithms import advantage as advantages
 from rlinf_lab.algorithms import loss as losses
+from rlinf_lab.algorithms.trial import tried_advantage_of_steps, tried_loss
 from rlinf_lab.errors import ConfigError, shown, with_old_names
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.policies import PolicyWeights, make_policy
@@ -178,6 +179,9 @@ class PPOConfig(SimulatedConfig):
         Some fields may be changed. `UnknownNameError` for an unknown field.
         """
         cls.check_names(overrides)
+        started = overrides.get("policy")
+        if isinstance(started, StartingPolicy) and (fixed := next((name for name in OF_THE_NETWORK if name in overrides), None)):
+            raise ConfigError(f"{fixed}={shown(overrides[fixed])}: the network is that of policy={started!r}. Next: leave {fixed} out.")
         usual = GOING_ON if isinstance(overrides.get("policy"), StartingPolicy) else _settings(env)
         settings = {**usual, **({"normalize_reward": False} if overrides.get("reward") == "success" else {}), **overrides}
         if usual is GOING_ON and "n_steps" not in overrides and (limit := settings.get("max_episode_steps")):
@@ -204,6 +208,11 @@ class PPOConfig(SimulatedConfig):
         """The constructor that policy and learner share: equal arguments, equal initial weights."""
         spaces = self.spec.observation_space, self.spec.action_space
         if isinstance(self.policy, StartingPolicy):
+            if hasattr(self.policy.config, "make_critics"):
+                raise ConfigError(
+                    f"policy={self.policy!r}: an actor whose critics value actions, and here observations are valued. "
+                    "Next: a run of 'ppo', 'clone' or 'dagger', or leave policy out."
+                )
             return self.policy.constructor(*spaces)
         if self.policy is not None:
             return partial(seeded, self.policy, *spaces, self.seed)
@@ -277,6 +286,8 @@ CONTINUOUS: dict[str, Any] = {
 }  # fmt: skip
 
 # For what goes on from a clone of chunks, on success alone: Meta-World's push and pick-place, see benchmarks/clone_then_rl.py.
+OF_THE_NETWORK = ("net_arch", "activation", "encoder", "share_encoder")
+"""fields that say how a policy is made, and nothing of one that is there"""
 GOING_ON: dict[str, Any] = {
     "num_envs": 64, "n_steps": 100, "batch_size": 320, "n_epochs": 8, "gamma": 0.996, "gae_lambda": 0.95, "learning_rate": 3e-4,
     "critic_warmup": 1, "target_kl": 0.05,
@@ -338,7 +349,7 @@ def _learner(flow: Workflow, config: PPOConfig, state: dict[str, Any] | None) ->
         batch_size=config.batch_size, clip_range=config.clip_range, vf_coef=config.vf_coef, ent_coef=config.ent_coef,
         max_grad_norm=config.max_grad_norm, reward_scale=config.reward_scale, normalize_reward=config.normalize_reward,
         updates=config.updates, seed=config.seed, save_to=config.save_to, state=state, parallel=config.parallel, **config.learning(),
-        advantage_of_steps=advantages.get(config.advantage, of="steps").function, loss_of_policy=losses.get(config.loss).function,
+        advantage_of_steps=tried_advantage_of_steps(config.advantage).function, loss_of_policy=tried_loss(config.loss).function,
         critic_warmup=config.critic_warmup, target_kl=config.target_kl, moves_normaliser=not isinstance(config.policy, StartingPolicy),
     )  # fmt: skip
 

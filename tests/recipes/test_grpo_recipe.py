@@ -289,7 +289,7 @@ def test_a_folder_that_holds_no_model_is_refused_before_anything_starts(tmp_path
 
 
 def test_an_advantage_of_another_shape_is_named():
-    config = GRPOConfig(**SMALL, reward=ones, advantage=lambda reward_PG: reward_PG[0])
+    config = GRPOConfig(**SMALL, reward=ones, advantage=lambda reward_PG: reward_PG[0] if len(reward_PG) == 1 else reward_PG)
     with pytest.raises(WorkerError, match=r"gave \(3,\) for rewards \(1, 3\)"):
         metrics_of(config, temporal, iterations=1)
 

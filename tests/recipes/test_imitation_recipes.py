@@ -65,7 +65,7 @@ def test_an_episode_s_decisions_have_its_advantage():
     config = EmbodiedGRPOConfig(LineEnv, **{**GRPO, "batch_size": 48}, n_epochs=1, advantage=centred, iterations=1, normalize_obs=False)
     run = lab.train(lab_recipe(EmbodiedGRPOConfig, build), LineEnv, **{**GRPO, "batch_size": 48}, n_epochs=1, advantage=centred, iterations=1, plan=None, **QUIET)
     run.wait()
-    (returns,) = seen
+    returns = seen[-1]  # before it was tried on a few numbers
     assert returns.shape == (1, 8) and config.updates == 1 and config.env_steps == 48
     assert run.metrics["policy_loss"].iloc[0] == pytest.approx(-np.mean(returns - returns.mean()), abs=1e-4)
     assert run.metrics["return"].iloc[0] == pytest.approx(returns.mean(), rel=1e-5) and "value_loss" not in run.metrics
@@ -133,3 +133,14 @@ def test_an_iteration_of_an_unknown_request_of_theirs_is_refused(algorithm, sett
         pytest.raises(UnknownNameError, match=r"request of an iteration.*'eval'.*evaluate"),
     ):
         session.step("eval")
+
+
+def test_what_a_network_that_is_there_cannot_be_is_told_before_anything_starts() -> None:
+    """The fields that make one, and an actor whose critics value actions instead of observations."""
+    quiet = {"plan": None, **QUIET}
+    actor = lab.train("sac", "Pendulum-v1", total_timesteps=8, net_arch=(8,), **quiet).wait()
+    with pytest.raises(ConfigError, match="policy=StartingPolicy\\(sac on .*observations are valued. Next: a run of 'ppo'"):
+        lab.train("ppo", "Pendulum-v1", policy=actor, iterations=1, **quiet)
+    learnt = lab.train("ppo", "Pendulum-v1", iterations=1, num_envs=2, n_steps=8, **quiet).wait()
+    with pytest.raises(ConfigError, match=r"net_arch=\(8,\): the network is that of policy=StartingPolicy\(ppo .* Next: leave net_arch out"):
+        lab.train("ppo", "Pendulum-v1", policy=learnt, net_arch=(8,), iterations=1, **quiet)

@@ -191,8 +191,8 @@ class RunFolder:
                 except ConfigError as error:
                     tried = tried or error
         raise tried or ConfigError(
-            f"{str(self.path)!r} has no state of a learner: the run ended before its first checkpoint. Next: "
-            "lab.train(...) anew."
+            f"{str(self.path)!r} has no state of a learner: the run ended before its first checkpoint (there is one "
+            "every checkpoint_minutes=). Next: delete the folder, and lab.train(...) anew."
         )
 
     def weights(self, best: bool = False) -> PolicyWeights:
