@@ -114,9 +114,9 @@ class GRPOConfig:
     """of a response; longer ones are cut off"""
     temperature: float = 1.0
     """of sampling"""
-    advantage: str | Callable[..., Any] = dataclasses.field(default="grpo", metadata=TRAINS)
+    advantage: str | Callable[..., Any] = dataclasses.field(default="grpo", metadata={**TRAINS, "known": advantage})
     """by name (``lab.algorithms.advantage``), or a function of rewards prompts × responses"""
-    loss: str | Callable[..., Any] = dataclasses.field(default="ppo", metadata=TRAINS)
+    loss: str | Callable[..., Any] = dataclasses.field(default="ppo", metadata={**TRAINS, "known": loss})
     """by name (``lab.algorithms.loss``), or a function like `algorithms.policy_loss`"""
     clip_range: float | None = 0.2
     """how far the probability ratio may leave 1; None: not clipped"""

@@ -68,9 +68,9 @@ class PPOConfig(SimulatedConfig):
     """samples of a gradient step"""
     clip_range: Number = 0.2
     """how far the probability ratio may leave 1"""
-    advantage: str | Callable[..., Any] = "gae"
+    advantage: str | Callable[..., Any] = dataclasses.field(default="gae", metadata={"needed_to_act": False, "known": advantages})
     """of steps, by the name under which it was registered with ``lab.algorithms.advantage(name, of="steps")``"""
-    loss: str | Callable[..., Any] = "ppo"
+    loss: str | Callable[..., Any] = dataclasses.field(default="ppo", metadata={"needed_to_act": False, "known": losses})
     """of the policy: "ppo", "reinforce", "decoupled_ppo", or the name of one that was registered with ``lab.algorithms.loss(name)``"""
     vf_coef: Number = 0.5
     """weight of the value loss"""

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 import rlinf_lab as lab
-from rlinf_lab.errors import ConfigError
+from rlinf_lab.algorithms import policy_loss
+from rlinf_lab.errors import ConfigError, UnknownNameError
 from rlinf_lab.experiments import TrainingRun
 from rlinf_lab.experiments.storage.snapshot import Snapshot
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
@@ -106,3 +107,16 @@ def test_a_generator_goes_through_a_file_and_draws_the_same(tmp_path: Path) -> N
     assert np.array_equal(back["rngs"][0].normal(size=9), rng.normal(size=9)) and back["x"][1:] == (None, "a")
     with pytest.raises(TypeError, match=r"its state\['rngs'\]\[0\] is of type object"):
         plain({"rngs": [object()]})
+
+
+def test_acting_needs_no_loss_of_ones_own_and_going_on_does(tmp_path) -> None:
+    """As in a new process, where nobody has registered it."""
+    losses = lab.algorithms.loss
+    losses("of this test")(lambda log_prob, old, advantage, mask=None, **options: policy_loss(log_prob, old, advantage, mask, **options))
+    run = lab.train("ppo", "CartPole-v1", loss="of this test", iterations=1, num_envs=2, n_steps=8, folder=tmp_path / "run", plan=None, progress=False)
+    run.wait()
+    action = run.policy().act(np.zeros(4))
+    del losses._entries["of this test"]
+    assert lab.load_policy(tmp_path / "run").act(np.zeros(4)) == action
+    with pytest.raises(UnknownNameError, match="Unknown loss 'of this test'.*register yours"):
+        lab.resume(tmp_path / "run", iterations=2)
