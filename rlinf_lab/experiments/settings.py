@@ -149,7 +149,10 @@ def _is_object(value: Any) -> bool:
 
 
 def _is_spare(recipe: Recipe, name: str, value: Any) -> bool:
-    """An object that no file holds, or the name of one that is not registered here, and nobody needs it to act."""
+    """What cannot be had here, and nobody needs to act.
+
+    An object that no file holds, or the name of one that is not registered.
+    """
     about = recipe.fields[name].metadata if name in recipe.fields else {}
     is_unknown = isinstance(value, str) and value not in about.get("known", [value])
     return (_is_object(value) or is_unknown) and not about.get("needed_to_act", True)
