@@ -194,7 +194,8 @@ def test_a_reload_while_the_cell_is_busy_shows_the_saved_picture_and_then_the_wi
     lab = jupyterlab.open_notebook(jupyterlab.write_notebook("reload-busy", [DASHBOARD, busy]))
     lab.run_all(wait=False)
     lab.wait_until(lambda: data(lab, ".rl-dashboard", "iteration") == "40", "40 iterations")
-    lab.wait_kernel("busy")
+    prompts = lab.page.locator(".jp-InputPrompt")  # the kernel's status flickers by the widget's messages
+    lab.wait_until(lambda: prompts.all_inner_texts() == ["[1]:", "[*]:"], "the second cell is at work")
     lab.save()
     lab.page.goto(lab.url)  # the page does not even know the kernel's state until it has answered
     picture, board = lab.page.locator(".rlinf-lab-still"), lab.page.locator(".rl-dashboard")

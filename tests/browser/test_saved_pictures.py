@@ -49,7 +49,7 @@ def test_a_page_loaded_while_a_cell_is_busy_shows_how_far_the_run_had_come(jupyt
     board, picture, canvas = (lab.page.locator(part) for part in (".rl-dashboard", ".rlinf-lab-still", ".rl-timeline canvas"))
     lab.wait_until(lambda: board.count() == 1 and int(data(lab, ".rl-dashboard", "iteration") or 0) >= 8, "iterations")
     lab.execute("notebook:run-cell-and-select-next", wait=False)
-    lab.wait_kernel("busy")
+    lab.wait_until(lab.is_computing, "the second cell is at work")  # the kernel's status flickers by the widget's messages
     lab.page.get_by_role("button", name="Follow").last.click()
     canvas.first.hover(position={"x": 600, "y": 60})
     lab.page.mouse.wheel(0, -240)
