@@ -57,7 +57,7 @@ class Registry(Generic[F]):
                 raise ConfigError(f"{self.kind} {name!r} is {shown(function)}, not a function.")
             entry = Entry(name, function, wanted)
             if name in self._entries and self._entries[name].is_ours and not entry.is_ours:
-                warnings.warn(f"{self.kind} {name!r} is rlinf_lab's, and takes another's place now. Next: a name of your own.", stacklevel=2)
+                warnings.warn(f"{self.kind} {name!r} of rlinf_lab is replaced by yours from here on. Next: another name keeps both.", stacklevel=2)
             self._entries[name] = entry
             return function
 

@@ -21,9 +21,9 @@ FIELDS = ("total", "kl", "clip_fraction", "reference_kl")  # of a `PolicyLoss`
 
 
 def tried_loss(name: str | Callable[..., Any], **options: Any) -> Entry:
-    """The loss of that name. ``options``: those that the recipe calls it with.
+    """The loss of that name. ``options``: those that the recipe calls it with beside clipping.
 
-    Raises `ConfigError` where it cannot be called so, or gives no `PolicyLoss` whose total has a gradient;
+    With some it is of tokens, and gets a mask. Raises `ConfigError` where it cannot be called so, or gives no `PolicyLoss` whose total has a gradient;
     `UnknownNameError`.
     """
     entry = loss.get(name)

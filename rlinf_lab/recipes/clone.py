@@ -28,7 +28,7 @@ from rlinf_lab.datasets import EpisodeSource
 from rlinf_lab.datasets.sampling import MEMORY
 from rlinf_lab.errors import ConfigError
 from rlinf_lab.policies import Flow, make_policy
-from rlinf_lab.recipes.config import RecipeConfig, answering, real, whole
+from rlinf_lab.recipes.config import RecipeConfig, answering, real, trains_only, whole
 from rlinf_lab.recipes.described import described
 from rlinf_lab.recipes.ppo import seeded
 from rlinf_lab.recipes.starting_policy import StartingPolicy
@@ -45,7 +45,7 @@ class CloneConfig(RecipeConfig):
 
     env: Any = None
     """where the policy is to act, for evaluations; None: the environment of the data, where it says one"""
-    data: Any = dataclasses.field(default=None, metadata={"needed_to_act": False})
+    data: Any = dataclasses.field(default=None, metadata=trains_only())
     """recorded episodes: of `collect`, of `datasets`, or the folder of a LeRobotDataset"""
     max_episode_steps: int | None = None
     """of evaluations; None: as the data was recorded, else the environment's own limit"""

@@ -7,7 +7,7 @@ import functools
 import math
 import numbers
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, ClassVar, Self
 
@@ -227,6 +227,14 @@ def first(per_rank: Any) -> Any:
 def pooled(per_rank: Episodes | list[Episodes]) -> dict[str, Any]:
     """What the simulator's ranks found in an evaluation, together: see `Episodes.summary`."""
     return Episodes.joined(per_rank if isinstance(per_rank, list) else [per_rank]).summary()
+
+
+def trains_only(known: Container[str] | None = None) -> dict[str, Any]:
+    """Metadata of a field that a loaded policy does without.
+
+    An object in it, which no file holds, or a name that is not in ``known`` need not be given again.
+    """
+    return {"needed_to_act": False, **({} if known is None else {"known": known})}
 
 
 def whole(value: object, least: int) -> bool:

@@ -29,7 +29,7 @@ from rlinf_lab.algorithms import advantage as advantages
 from rlinf_lab.algorithms import loss as losses
 from rlinf_lab.algorithms.trial import tried_advantage_of_groups, tried_loss
 from rlinf_lab.errors import ConfigError, shown
-from rlinf_lab.recipes.config import SimulatedConfig, answering, greedily, real
+from rlinf_lab.recipes.config import SimulatedConfig, answering, greedily, real, trains_only
 from rlinf_lab.recipes.described import described
 from rlinf_lab.recipes.ppo import PPOConfig, cell
 from rlinf_lab.recipes.starting_policy import StartingPolicy
@@ -52,9 +52,9 @@ class EmbodiedGRPOConfig(SimulatedConfig):
     """episodes of an iteration, over all ranks and sub-batches together: the group"""
     reward: str = "success"
     """"success": 1 in the step in which the task first succeeds, which ends the episode; "environment": its own rewards, summed"""
-    advantage: str | Callable[..., Any] = dataclasses.field(default="grpo", metadata={"needed_to_act": False, "known": advantages})
+    advantage: str | Callable[..., Any] = dataclasses.field(default="grpo", metadata=trains_only(advantages))
     """of whole episodes: "grpo", "dr_grpo", "rloo", "reinforce++", or one that was registered with ``lab.algorithms.advantage``"""
-    loss: str | Callable[..., Any] = dataclasses.field(default="ppo", metadata={"needed_to_act": False, "known": losses})
+    loss: str | Callable[..., Any] = dataclasses.field(default="ppo", metadata=trains_only(losses))
     """of the policy: "ppo", "reinforce", or the name of one that was registered with ``lab.algorithms.loss(name)``"""
     learning_rate: Number = 3e-4
     """of Adam"""

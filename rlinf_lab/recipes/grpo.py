@@ -35,6 +35,7 @@ from rlinf_lab.errors import ConfigError, UnknownNameError, shown
 from rlinf_lab.generation import GENERATORS, KNOWN_MODELS, LanguageModel, SamplingParams, load_model, small_model
 from rlinf_lab.generation.hugging_face import context_of, counts_tokens
 from rlinf_lab.planning.simulator.staleness import StalenessPolicy
+from rlinf_lab.recipes.config import trains_only
 from rlinf_lab.recipes.described import described
 from rlinf_lab.tasks import Problem, Task, Tool
 from rlinf_lab.tasks.registry import ROOM, is_task, names
@@ -67,10 +68,6 @@ ENVIRONMENTS = (
     "An environment that gymnasium or a simulator knows is trained on by lab.train('ppo', ...), or by GRPO from a policy "
     "that sometimes succeeds: lab.train('grpo', 'metaworld/push-v3', policy=run)."
 )
-
-
-TRAINS = {"needed_to_act": False}
-"""of a field that a loaded model does without: an object in it, which no file holds, need not be given again"""
 
 
 @described
@@ -114,9 +111,9 @@ class GRPOConfig:
     """of a response; longer ones are cut off"""
     temperature: float = 1.0
     """of sampling"""
-    advantage: str | Callable[..., Any] = dataclasses.field(default="grpo", metadata={**TRAINS, "known": advantage})
+    advantage: str | Callable[..., Any] = dataclasses.field(default="grpo", metadata=trains_only(advantage))
     """by name (``lab.algorithms.advantage``), or a function of rewards prompts × responses"""
-    loss: str | Callable[..., Any] = dataclasses.field(default="ppo", metadata={**TRAINS, "known": loss})
+    loss: str | Callable[..., Any] = dataclasses.field(default="ppo", metadata=trains_only(loss))
     """by name (``lab.algorithms.loss``), or a function like `algorithms.policy_loss`"""
     clip_range: float | None = 0.2
     """how far the probability ratio may leave 1; None: not clipped"""
@@ -160,7 +157,7 @@ class GRPOConfig:
     """Euclidean norm to which the gradient is cut"""
     in_order: bool = True
     """learn from groups in the order of their prompts: bit for bit the same under every plan; False: as they come"""
-    reward: Callable[[Problem, str], Any] | None = dataclasses.field(default=None, metadata=TRAINS)
+    reward: Callable[[Problem, str], Any] | None = dataclasses.field(default=None, metadata=trains_only())
     """of training, from a problem and a completion's text; None: the task's own, which evaluations always use"""
     reward_timeout_s: float | None = None
     """judge in a child process with this limit, in seconds; None: in the reward worker, without one, which is faster"""
@@ -170,7 +167,7 @@ class GRPOConfig:
     """responses that it works on at once"""
     engine_options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """of the engine, such as ``{"gpu_memory_utilization": 0.4}`` of vLLM's"""
-    staleness: str | StalenessPolicy = dataclasses.field(default="bound", metadata=TRAINS)
+    staleness: str | StalenessPolicy = dataclasses.field(default="bound", metadata=trains_only())
     """what becomes of stale responses: "bound" leaves it to the plan's ``staleness``, with iterations that finish what
     they begin. With "pace", "block", "drop_oldest", "drop_stale", "recycle" an iteration ends with its groups, and what
     runs goes on in the next (partial rollouts); `StalenessPolicy` has the numbers, and what new weights do to what
@@ -587,16 +584,14 @@ def pooled(per_rank: dict[str, float] | list[dict[str, float]]) -> dict[str, flo
 
 def update_settings(config: GRPOConfig) -> UpdateSettings:
     """What the learner needs of the configuration, names looked up."""
-    by = tried_advantage_of_groups(config.advantage, config.group_size)
     of_policy = tried_loss(config.loss, weight=None, aggregation=config.aggregation, constant=1.0, denominator=1.0).function
     names = {f.name for f in dataclasses.fields(UpdateSettings)} & {f.name for f in dataclasses.fields(config)}
     same = {name: getattr(config, name) for name in names - {"advantage", "loss", "iterations"}}
     if config.critic:
         same["dynamic_sampling"] = False
         return UpdateSettings(_handed_on, False, of_policy, iterations=config.updates, **same)
-    return UpdateSettings(
-        by.function, by.of == "batch", of_policy, iterations=config.updates, **same
-    )
+    by = tried_advantage_of_groups(config.advantage, config.group_size)
+    return UpdateSettings(by.function, by.of == "batch", of_policy, iterations=config.updates, **same)
 
 
 def _handed_on(reward_PG: Any) -> Any:

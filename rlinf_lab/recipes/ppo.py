@@ -29,7 +29,7 @@ from rlinf_lab.errors import ConfigError, shown, with_old_names
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.policies import PolicyWeights, make_policy
 from rlinf_lab.policies.leaves import Kind, leaves_of
-from rlinf_lab.recipes.config import SimulatedConfig, answering, greedily, pooled, real, whole
+from rlinf_lab.recipes.config import SimulatedConfig, answering, greedily, pooled, real, trains_only, whole
 from rlinf_lab.recipes.described import described
 from rlinf_lab.recipes.fusing import as_rollout
 from rlinf_lab.recipes.schedules import linear
@@ -68,9 +68,9 @@ class PPOConfig(SimulatedConfig):
     """samples of a gradient step"""
     clip_range: Number = 0.2
     """how far the probability ratio may leave 1"""
-    advantage: str | Callable[..., Any] = dataclasses.field(default="gae", metadata={"needed_to_act": False, "known": advantages})
+    advantage: str | Callable[..., Any] = dataclasses.field(default="gae", metadata=trains_only(advantages))
     """of steps, by the name under which it was registered with ``lab.algorithms.advantage(name, of="steps")``"""
-    loss: str | Callable[..., Any] = dataclasses.field(default="ppo", metadata={"needed_to_act": False, "known": losses})
+    loss: str | Callable[..., Any] = dataclasses.field(default="ppo", metadata=trains_only(losses))
     """of the policy: "ppo", "reinforce", "decoupled_ppo", or the name of one that was registered with ``lab.algorithms.loss(name)``"""
     vf_coef: Number = 0.5
     """weight of the value loss"""
@@ -180,9 +180,10 @@ class PPOConfig(SimulatedConfig):
         """
         cls.check_names(overrides)
         started = overrides.get("policy")
-        if isinstance(started, StartingPolicy) and (fixed := next((name for name in OF_THE_NETWORK if name in overrides), None)):
+        goes_on = isinstance(started, StartingPolicy)
+        if goes_on and (fixed := next((name for name in OF_THE_NETWORK if name in overrides), None)):
             raise ConfigError(f"{fixed}={shown(overrides[fixed])}: the network is that of policy={started!r}. Next: leave {fixed} out.")
-        usual = GOING_ON if isinstance(overrides.get("policy"), StartingPolicy) else _settings(env)
+        usual = GOING_ON if goes_on else _settings(env)
         settings = {**usual, **({"normalize_reward": False} if overrides.get("reward") == "success" else {}), **overrides}
         if usual is GOING_ON and "n_steps" not in overrides and (limit := settings.get("max_episode_steps")):
             chunk = overrides["policy"].chunk or 1
@@ -285,9 +286,10 @@ CONTINUOUS: dict[str, Any] = {
     "n_steps": 256, "batch_size": 128, "n_epochs": 10, "gamma": 0.98, "gae_lambda": 0.95, "learning_rate": linear(1e-3, 1e-4), "normalize_reward": True,
 }  # fmt: skip
 
-# For what goes on from a clone of chunks, on success alone: Meta-World's push and pick-place, see benchmarks/clone_then_rl.py.
+# Fields that say how a policy is made, and nothing of one that is there.
 OF_THE_NETWORK = ("net_arch", "activation", "encoder", "share_encoder")
-"""fields that say how a policy is made, and nothing of one that is there"""
+
+# For what goes on from a clone of chunks, on success alone: Meta-World's push and pick-place, see benchmarks/clone_then_rl.py.
 GOING_ON: dict[str, Any] = {
     "num_envs": 64, "n_steps": 100, "batch_size": 320, "n_epochs": 8, "gamma": 0.996, "gae_lambda": 0.95, "learning_rate": 3e-4,
     "critic_warmup": 1, "target_kl": 0.05,

@@ -55,7 +55,7 @@ def test_advantages_give_a_number_for_each() -> None:
 def test_who_takes_a_name_of_ours_is_told() -> None:
     ours = loss.get("reinforce").function
     try:
-        with pytest.warns(UserWarning, match="loss 'reinforce' is rlinf_lab's, and takes another's place now"):
+        with pytest.warns(UserWarning, match="loss 'reinforce' of rlinf_lab is replaced by yours"):
             loss("reinforce")(lambda *given: None)
         with warnings.catch_warnings():
             warnings.simplefilter("error")
