@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from rlinf_lab.datasets.given import recorded
 from rlinf_lab.errors import ConfigError
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.recipes import off_policy
@@ -38,8 +39,8 @@ class RLPDConfig(SACConfig):
     """Every number of the experiment. See `OffPolicyConfig`; those here are the paper's, a smaller ``n_critics`` and fewer gradient steps are cheaper."""
 
     data: Any = None
-    """demonstrations: a `replay.ReplayBuffer`, the path of one, or episodes (`replay.demonstrations`), whose rewards become those of
-    ``reward`` where they tell of success; a buffer's stay as they are"""
+    """demonstrations: episodes of `collect` or of `datasets`, or the folder of a LeRobotDataset, whose rewards become those of ``reward`` where they tell of
+    success; or a `replay.ReplayBuffer`, or the file of one, whose rewards stay as they are"""
     offline_share: float = 0.5
     """of each minibatch, drawn from them"""
     train_freq: int = 1
@@ -57,7 +58,7 @@ class RLPDConfig(SACConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._require("data", self.data is not None, "demonstrations: a ReplayBuffer, the path of one, or episodes, such as data=lab.collect(env, 'expert', episodes=10)")
+        self._require("data", self.data is not None, "demonstrations: episodes, such as data=lab.collect(env, 'expert', episodes=10), the folder of a LeRobotDataset, or a ReplayBuffer")
         self._require("offline_share", real(self.offline_share) and 0 <= self.offline_share <= 1, "a number between 0 and 1")
         within = whole(self.target_critics, 1) and self.target_critics <= self.n_critics
         self._require("target_critics", within, f"a whole number between 1 and n_critics = {self.n_critics}")
@@ -71,7 +72,7 @@ class RLPDConfig(SACConfig):
     @functools.cached_property
     def _offline(self) -> ReplayBuffer:
         """The transitions of ``data``, with draws of their own. `ConfigError` where they are of another environment."""
-        found = demonstrations(self.data, reward=self.reward)
+        found = demonstrations(recorded(self.data), reward=self.reward)
         buffer = ReplayBuffer(len(found), seed=self.seed)
         buffer.add(found.rows(found.order))
         row, spec = buffer.rows(np.zeros(1, np.int64)), self.spec

@@ -350,7 +350,7 @@ def make_executor(name: str, flow: Workflow, plan: ExecutionPlan | Planned | Non
     refuse_old_names("run", options, {"fillers": "a second workflow for that work, run on devices of its own"})
     for option in options:
         if option not in known:
-            raise UnknownNameError.of(f"option of the {name} executor", option, known)
+            raise UnknownNameError.of("option", option, known, whose=f"The {name} executor")
     if plan is None:
         plan = ExecutionPlan.temporal(flow, devices_here())
     # What the planner gave has its plan inside; the planner is not imported to ask.
