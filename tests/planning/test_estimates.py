@@ -235,7 +235,7 @@ def test_a_fit_that_comes_out_negative_says_so(sizes: tuple, spent: tuple, expec
 def test_batches_of_one_size_count_in_proportion_and_another_plan_is_told_both_readings() -> None:
     flow = Workflow("one size")
     a, w, v = flow.channel("a"), flow.worker(Worked, name="w"), flow.worker(Worked, name="v")
-    flow.iteration(lambda: (w.make(16, a), v.use(a)) and None)
+    flow.iteration(lambda: (w.make(16, a), v.use(a))[1])
     first, other = (ExecutionPlan.temporal(flow, ["cpu:0"], name=f"{n} each", micro_batches={"a": n}) for n in (8, 2))
     found = estimate(flow, first, executed(flow, first))
     assert found.iteration_seconds(first) == pytest.approx(0.033 + 2 * 0.025 + 0.004)
