@@ -54,7 +54,7 @@ class Work:
         return (self.fixed + self.each * n) / 1e9
 
     def whatever_its_size(self) -> Work:
-        """The other reading of batches that all had one size: each takes as long, however many items it has."""
+        """As if each batch took as long at any size. It is the other reading where all had one."""
         return replace(self, fixed=self.fixed + self.each * self.alone, each=0.0 if self.alone else self.each)
 
 
