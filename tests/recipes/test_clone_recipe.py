@@ -89,7 +89,7 @@ def test_chunks_of_actions_are_clipped_like_single_ones(recwarn):
 
 
 def of_one(obs):
-    cosine, sine, speed = obs
+    _cosine, _sine, speed = obs
     return np.array([-speed / 8])
 
 

@@ -124,9 +124,8 @@ class _Acting:
         space = self.spec.action_space
         if is_chunk(space, chosen):
             return np.stack([self._taken(action_N) for action_N in np.swapaxes(chosen, 0, 1)], axis=1)
-        wanted, given = (
-            {name: np.shape(leaf) for name, leaf in named_leaves(tree)} for tree in (empty(space, self.num_envs), chosen)
-        )
+        both = empty(space, self.num_envs), chosen
+        wanted, given = ({name: np.shape(leaf) for name, leaf in named_leaves(tree)} for tree in both)
         if self._is_own and given != wanted:
             given, wanted = (shapes.get("", shapes) for shapes in (given, wanted))
             raise ConfigError(self._needs_batches(obs_N, f"gave actions of the shape {given}, and {wanted} is needed"))
@@ -152,8 +151,8 @@ class _Acting:
                 place = tuple(outside[0])
                 warnings.warn(
                     f"collect(policy={self.by}): the action{name} {mine[place]:.4g} is outside of "
-                    f"{self.spec.action_space}. The environment takes {theirs[place]:.4g}, and that is what is recorded: "
-                    "actions outside of a Box are clipped, as gymnasium's ClipAction does. Next: nothing, if that is "
+                    f"{self.spec.action_space}. The environment takes {theirs[place]:.4g}, and that is what is "
+                    "recorded: actions outside of a Box are clipped, as gymnasium's ClipAction does. Next: nothing, if that is "
                     "meant; else actions within it (a bounded Box is [-1, 1] here, mapped to the environment's own "
                     "range).",
                     stacklevel=5,
