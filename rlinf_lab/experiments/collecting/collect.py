@@ -152,9 +152,9 @@ class _Acting:
                 warnings.warn(
                     f"collect(policy={self.by}): the action{name} {mine[place]:.4g} is outside of "
                     f"{self.spec.action_space}. The environment takes {theirs[place]:.4g}, and that is what is "
-                    "recorded: actions outside of a Box are clipped, as gymnasium's ClipAction does. Next: nothing, if that is "
-                    "meant; else actions within it (a bounded Box is [-1, 1] here, mapped to the environment's own "
-                    "range).",
+                    "recorded: actions outside of a Box are clipped, as gymnasium's ClipAction does. Next: nothing, if "
+                    "that is meant; else actions within it (a bounded Box is [-1, 1] here, mapped to the environment's "
+                    "own range).",
                     stacklevel=5,
                 )
         return taken

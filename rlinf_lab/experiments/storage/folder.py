@@ -192,7 +192,7 @@ class RunFolder:
                     tried = tried or error
         raise tried or ConfigError(
             f"{str(self.path)!r} has no state of a learner: the run ended before its first checkpoint (there is one "
-            "every checkpoint_minutes=). Next: delete the folder, and lab.train(...) anew."
+            "after a minute, and then every checkpoint_minutes=). Next: delete the folder, and lab.train(...) anew."
         )
 
     def weights(self, best: bool = False) -> PolicyWeights:
