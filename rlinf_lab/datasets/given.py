@@ -15,9 +15,9 @@ MINARI_ID = re.compile(r"([\w-]+/)*[\w-]+-v\d+")
 
 
 def recorded(data: Any) -> Any:
-    """``data`` with the folder of a LeRobotDataset read; a file, and what is no path, as it is.
+    """The episodes of a LeRobotDataset where its folder is given.
 
-    `ConfigError` for a path where nothing is.
+    A file, and what is no path, stays as it is. `ConfigError` for a path where nothing is.
     """
     if isinstance(data, EpisodeSource) or not isinstance(data, (str, os.PathLike)) or Path(data).is_file():
         return data

@@ -132,7 +132,7 @@ class _Acting:
         return self._taken(chosen)
 
     def _needs_batches(self, obs_N: Tree, problem: str) -> str:
-        """That it is asked for all environments at once, which one for a single observation does not know."""
+        """It is asked for all environments at once, unlike a function of a single observation."""
         rows = f"np.stack([{self.by if self.by.isidentifier() else 'policy'}(obs) for obs in obs_N])"
         advice = f"; one for a single observation becomes one: lambda obs_N: {rows}" if hasattr(obs_N, "shape") else ""
         return (

@@ -84,7 +84,10 @@ class SuccessFactory(EnvFactory):
         return SuccessVecEnv(super().__call__(*args, **options))
 
     def for_run(self, num_envs: int, max_episode_steps: int | None = None, *, elsewhere: bool = True, **options: Any) -> EnvFactory:
-        """As of other factories. `EnvError` where a first step, taken before the run where it will live here, tells nothing of success."""
+        """As of other factories.
+
+        Where the run will live here a step is taken before it: `EnvError` where that tells nothing of success.
+        """
         factory = super().for_run(num_envs, max_episode_steps, elsewhere=elsewhere, **options)
         if not elsewhere:
             env = self(self.size or 1, max_episode_steps, runner=next(iter(self.runners())))
