@@ -141,6 +141,10 @@ class RunFolder:
             )
 
     # --- reading ----------------------------------------------------------------------------------------
+    def is_of_a_workflow(self) -> bool:
+        """Whether `Run.save` wrote it: what was not trained has no settings."""
+        return (self.path / "metrics.parquet").exists() and not (self.path / "run.json").exists()
+
     def read_json(self, name: str) -> dict[str, Any]:
         """`ConfigError` where it is missing or damaged."""
         path = self.path / name
