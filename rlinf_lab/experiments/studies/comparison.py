@@ -306,8 +306,8 @@ def compare(*runs: Any, metric: str | None = None) -> Comparison:
     """Put runs beside one another: curves, a table, the settings that differ.
 
     ``runs``: what `train`, `resume`, `sweep` or `run` gave, paths of runs' folders, lists of those (the seeds of one
-    setting, drawn as a band), dicts of label and either. ``metric``: of the curves; None: the return of evaluations where all
-    have it, else of training; what has none so far is named. Raises `ConfigError` for what is no run,
+    setting, drawn as a band), dicts of label and either. ``metric``: of the curves; None: the return of evaluations
+    where all have it, else of training; what has none so far is named. Raises `ConfigError` for what is no run,
     `UnknownNameError` for a metric that none has.
     """
     return Comparison(grouped(runs), metric)
