@@ -223,10 +223,11 @@ class TrainingRun:
         anew = textwrap.shorten(self._begins_anew, 120, placeholder=" …")
         how = f"from the start of episodes ({anew})" if anew else "exactly where it was"
         resumed = f"; went on after iteration {self._between.first} {how}" if self._between.first else ""
+        auto = "" if self.auto is None or (self.auto.measures and self.state in ENDED) else f"; {self.auto.note}"
         runner = f"; steps by {self.runner.brief}" if self.runner is not None else ""
         return (
             f"TrainingRun({self.recipe.name} {env_name(self.config)}: {self.state}{why}, "
-            f"iteration {self.iteration}/{self.config.updates}{value}{resumed}{runner})"
+            f"iteration {self.iteration}/{self.config.updates}{value}{resumed}{auto}{runner})"
         )
 
     # --- the policy ----------------------------------------------------------------------------------------
@@ -434,6 +435,8 @@ class TrainingRun:
                 f"{self.recipe.name} {env_name(self.config)}", self.config.updates * steps, self._between.first * steps,
                 first_words(self.config, self._between.first, self.folder), getattr(self.config, "unit", "steps"),
             )  # fmt: skip
+            if self.auto is not None and self.auto.measures:
+                self._line.say(self.auto.note)
 
     def _tell_folder(self, **about: Any) -> None:
         if self._folder is not None:

@@ -12,7 +12,8 @@ from rlinf_lab.errors import ConfigError, shown
 from rlinf_lab.experiments.storage.folder import RunFolder, to_plain
 from rlinf_lab.experiments.training import TrainingRun
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
-from rlinf_lab.runtime.run.observer import Observed
+from rlinf_lab.runtime.run.observed_session import ObservedSession
+from rlinf_lab.runtime.run.run import Run
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -29,11 +30,11 @@ class RunRecord:
     state: str
 
     @classmethod
-    def of(cls, run: TrainingRun | Observed | str | os.PathLike[str]) -> RunRecord:
+    def of(cls, run: TrainingRun | Run | ObservedSession | str | os.PathLike[str]) -> RunRecord:
         """Of a `TrainingRun`, a workflow's `Run` or session, or the folder of one. `ConfigError` for anything else."""
         if isinstance(run, TrainingRun):
             return cls(run.name, {"algorithm": run.recipe.name, **to_plain(run.config)}, run.metrics, run.state)
-        if isinstance(run, Observed):
+        if isinstance(run, (Run, ObservedSession)):
             return cls(run.flow.name, _placed(run.plan), run.metrics, run.state)
         if not isinstance(run, (str, os.PathLike)):
             raise ConfigError(
