@@ -149,8 +149,7 @@ class TrainingRun:
         """starting, running, paused, finished, stopped or failed."""
         if self.error is not None or self.run.state == "failed":
             return "failed"
-        # a phase: the next one begins, or the end is being written
-        if not self._is_over and self.run.state == "finished":
+        if not self._is_over and self.run.state == "finished":  # a phase: the next one begins, or the end is written
             return "running"
         return "stopped" if self._stopped and self.run.state in ENDED else self.run.state
 
@@ -430,13 +429,11 @@ class TrainingRun:
         if in_notebook():
             self.show()
         elif self._line is None:
-            steps = self.config.env_steps
+            steps, first = self.config.env_steps, self._between.first
             self._line = Line(
-                f"{self.recipe.name} {env_name(self.config)}", self.config.updates * steps, self._between.first * steps,
-                first_words(self.config, self._between.first, self.folder), getattr(self.config, "unit", "steps"),
+                f"{self.recipe.name} {env_name(self.config)}", self.config.updates * steps, first * steps,
+                first_words(self.config, first, self.folder, self.auto), getattr(self.config, "unit", "steps"),
             )  # fmt: skip
-            if self.auto is not None and self.auto.measures:
-                self._line.say(self.auto.note)
 
     def _tell_folder(self, **about: Any) -> None:
         if self._folder is not None:
