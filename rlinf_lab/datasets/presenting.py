@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from gymnasium import Space, spaces
@@ -70,7 +71,7 @@ def _is_bounded(space: Space) -> bool:
     """Whether a Box has a bound that its type does not have anyway."""
 
     def bounded(box: spaces.Box) -> bool:
-        kind = np.dtype(box.dtype)
+        kind: Any = np.dtype(box.dtype)
         lowest, highest = (np.iinfo(kind).min, np.iinfo(kind).max) if kind.kind in "iu" else (-np.inf, np.inf)
         return bool((box.low != lowest).any() or (box.high != highest).any())
 
