@@ -32,7 +32,7 @@ def presented(data: EpisodeSource, env: EnvSpec) -> EpisodeSource:
 
 
 def acted(has: Space, env: EnvSpec) -> Callable[[Tree], Tree]:
-    """From recorded actions, of the space ``has``, to those that a policy of ``env`` chooses; see `presented`."""
+    """From recorded actions, of the space ``has``, to a policy's; see `presented`."""
     wanted, native = env.action_space, env.native_action_space
     if _same(has, wanted):
         return _as_they_are

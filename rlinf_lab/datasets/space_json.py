@@ -120,7 +120,7 @@ def built(space: Space, leaf: Any, path: tuple[str, ...] = ()) -> Tree:
 
 
 def typed(space: Space, tree: Tree, cut: bool = False) -> Tree:
-    """Arrays in the types of their space, of as many rows as there are; ``cut``: to the bounds of a Box, too."""
+    """Arrays in the types of their space. ``cut``: to the bounds of a Box, too."""
     leaves = dict(leaf_spaces(space))
 
     def leaf(path: tuple[str, ...]) -> np.ndarray:
