@@ -154,7 +154,7 @@ class _Acting:
                     f"{self.spec.action_space}. The environment takes {theirs[place]:.4g}, and that is what is "
                     "recorded: actions outside of a Box are clipped, as gymnasium's ClipAction does. Next: nothing, if "
                     "that is meant; else actions within it (a bounded Box is [-1, 1] here, mapped to the environment's "
-                    "own range).",
+                    f"own {self.spec.native_action_space or 'range'}).",
                     stacklevel=5,
                 )
         return taken
