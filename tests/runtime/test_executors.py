@@ -26,7 +26,7 @@ from rlinf_lab.runtime.executors.local import LocalExecutor
 from rlinf_lab.runtime.executors.processes import ProcessExecutor
 from rlinf_lab.runtime.executors.ray_executor import RayExecutor
 from rlinf_lab.runtime.run.run import run, session
-from rlinf_lab.workflow.worker import Collected, Scripted
+from rlinf_lab.workflow.worker import Collected, Scripted, Worker
 from rlinf_lab.workflow.workflow import Workflow
 
 executors = pytest.mark.parametrize("executor", ["local", "processes", pytest.param("ray", marks=pytest.mark.ray)])
@@ -76,8 +76,22 @@ def test_a_workers_exception_arrives_at_wait_and_the_others_live_on_and_a_host_t
             return
         os.kill(made.driver.pids["host1"], signal.SIGKILL)
         for _ in range(2):
-            with pytest.raises(ExecutorError, match=r"Host 'host1' died.*bad\[0\] lived there"):
+            with pytest.raises(ExecutorError, match=rf"Host 'host1' died{' with signal 9' * (executor == 'processes')} \(.*bad\[0\] lived there"):
                 s.step(1)
+
+
+class Leaves(Worker):
+    def work(self, status: int) -> None:
+        os._exit(status)
+
+
+def test_the_status_with_which_a_worker_ended_its_process_is_told() -> None:
+    flow = Workflow("leaves")
+    leaves, stays = flow.worker(Leaves, name="leaves"), flow.worker(Leaves, name="stays")
+    flow.iteration(lambda status: (leaves.work(status), stays)[0])
+    made = ProcessExecutor(flow, ExecutionPlan.spatial(flow, DEVICES, {"leaves": [0], "stays": [1]}))
+    with session_of(made, clean=False) as s, pytest.raises(ExecutorError, match=r"Host 'host0' died with status 3 \(.*leaves\[0\] lived there"):
+        s.step(3)
 
 
 class Keeps(Fails):

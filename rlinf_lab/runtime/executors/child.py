@@ -39,13 +39,7 @@ _START = (
 
 
 class ChildDied(Exception):
-    """The process of a host has ended before it could answer. ``status``: as `subprocess.Popen.returncode`, None if
-    that is not known yet.
-    """
-
-    def __init__(self, host: str, status: int | None) -> None:
-        super().__init__(host, status)
-        self.host, self.status = host, status
+    """The process of a host, its argument, has ended before it could answer."""
 
 
 class Child:
@@ -109,7 +103,7 @@ class Child:
                 except BaseException:  # an argument that does not pickle is the caller's error
                     del self._waiting[number]
                     raise
-        future.set_exception(ChildDied(self.name, self._process.poll()))
+        future.set_exception(ChildDied(self.name))
         return future
 
     def _hear(self) -> None:
@@ -121,15 +115,15 @@ class Child:
                 _settle(future, data, self.name)
         except OSError:  # it was killed
             pass
-        status = self._status()
         with self._lock:
             self._gone = True
             waiting = list(self._waiting.values())
             self._waiting.clear()
         for future in waiting:
-            future.set_exception(ChildDied(self.name, status))
+            future.set_exception(ChildDied(self.name))
 
-    def _status(self) -> int | None:
+    def status(self) -> int | None:
+        """Of a process that has ended, as `subprocess.Popen.returncode`; None: it goes on."""
         try:
             return self._process.wait(1.0)
         except subprocess.TimeoutExpired:

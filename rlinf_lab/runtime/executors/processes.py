@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future, as_completed
+from concurrent.futures import as_completed
 from typing import Any
 
 from rlinf_lab.errors import ExecutorError
@@ -38,6 +38,7 @@ class ProcessExecutor(HostsExecutor):
         refuse_missing(plan, emulate)
         self._children: dict[str, Child] = {}
         self._spares = spares
+        self.driver_host.state.ended_with = self._ended_with
 
     def start(self) -> None:
         """See `HostsExecutor.start`."""
@@ -51,18 +52,17 @@ class ProcessExecutor(HostsExecutor):
         environment = environment_of_hosts()
         gpus = gpus_of(set(self._device_names(host)))
         if gpus:
-            visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-            names = visible.split(",") if visible else None
+            names = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(
-                str(i) if names is None else names[i] for i in (Device.parse(d).index for d in gpus)
+                str(i) if names == [""] else names[i] for i in (Device.parse(d).index for d in gpus)
             )
         try:
             ready = None if self._spares is None else self._spares.take(environment)
             self._children[host] = ready or Child(environment)
         except OSError as error:
-            who = f"host {host!r} ({self._members(host)})"
             raise ExecutorError(
-                f"The system gave no process for {who}: {error}. Next: fewer hosts, or higher limits."
+                f"The system gave no process for host {host!r} ({self._members(host)}): {error}. Next: fewer hosts, or "
+                "higher limits."
             ) from error
         self._children[host].become(host, payload)
 
@@ -71,13 +71,12 @@ class ProcessExecutor(HostsExecutor):
 
     def _answer(self, asked: Any, seconds: float | None = None) -> Any:
         host, future = asked
-        assert isinstance(future, Future)
         try:
             return future.result(seconds)
         except TimeoutError as error:
-            who = f"Host {host!r} ({self._members(host)})"
             raise ExecutorError(
-                f"{who} has not answered within {seconds:g} s. Next: look at what else this machine is doing."
+                f"Host {host!r} ({self._members(host)}) has not answered within {seconds:g} s. Next: look at what else "
+                "this machine is doing."
             ) from error
 
     def _as_they_come(self, asked: list[Any]) -> Iterator[Any]:
@@ -87,19 +86,18 @@ class ProcessExecutor(HostsExecutor):
     def _explained(self, error: BaseException) -> str | None:
         if not isinstance(error, ChildDied):
             return None
-        status = (
-            ""
-            if error.status is None
-            else f" with signal {-error.status}"
-            if error.status < 0
-            else f" with status {error.status}"
-        )
         return (
-            f"Host {error.host!r} died while its workers were being set up{status} (killed, crashed, or out of "
-            f"memory); {self._members(error.host)} "
+            f"Host {error.args[0]!r} died while its workers were being set up{self._ended_with(error.args[0])} "
+            f"(killed, crashed, or out of memory); {self._members(error.args[0])} "
             "lived there. Next: try the worker's setup() under executor='local'; what the process said last is on "
             "standard error."
         )
+
+    def _ended_with(self, host: str) -> str:
+        """For a message; "" where it is not known."""
+        if (status := self._children[host].status()) is None:
+            return ""
+        return f" with signal {-status}" if status < 0 else f" with status {status}"
 
     def _reachable(self) -> list[str]:
         return list(self._children)

@@ -52,10 +52,10 @@ def not_understood(here: str, peer: str, error: BaseException) -> ExecutorError:
 
 def death(state: HostState, name: str) -> ExecutorError:
     """Of a host."""
-    members = ", ".join(f"{w}[{r}]" for (w, r), h in state.place.items() if h == name)
     return ExecutorError(
-        f"Host {name!r} died (killed, out of memory, or its node is cut off); {members} lived there. Next: look at the "
-        f"node's memory and log, then run again."
+        f"Host {name!r} died{state.ended_with(name)} (killed, out of memory, ended by code of its own, or its node is "
+        f"cut off); {', '.join(f'{w}[{r}]' for (w, r), h in state.place.items() if h == name)} lived there. Next: look "
+        "at the node's memory and log, then run again."
     )
 
 

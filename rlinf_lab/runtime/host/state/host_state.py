@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from rlinf_lab.errors import WorkerError
@@ -67,6 +68,8 @@ class HostState:
     "Of ranks and of `CutOff`, which `Ranks.stop` waits for."
     failure: Failure | None = None
     "The first one here: whoever meets it (`Post.fail`)."
+    ended_with: Callable[[str], str] = lambda _host: ""
+    "How the process of a host ended, in words: an executor of processes, at the driver's host."
     errors: list[WorkerError] = field(default_factory=list)
     "What the workers' own ``close`` raised: their own threads."
 
