@@ -131,8 +131,8 @@ class LearnerWorker(TorchWorker):
         self.critic_warmup, self.target_kl, self.moves_normaliser = critic_warmup, target_kl, moves_normaliser
         self.normalizes_advantage = normalizes_advantage
         self.advantage_of_steps, self.loss_of_policy = advantage_of_steps, loss_of_policy
-        # what a step that teaches the value net alone leaves as it is
-        self._actor_alone: list[nn.Parameter] | None = None
+        # parameters that a step which teaches the value net alone leaves as they are, by name
+        self._of_actor: list[str] | None = None
 
     def now(self, name: str) -> float:
         """A setting as it is in the next update."""
@@ -151,7 +151,7 @@ class LearnerWorker(TorchWorker):
     def _begin(self) -> None:
         """A policy as constructed, and its optimiser."""
         self.policy = self._make().to(self.device)
-        self._actor_alone = None
+        self._of_actor = None
         self.optimizer = Adam(self.policy.parameters(), lr=self.now("learning_rate"), eps=1e-5)
 
     # --- the update -----------------------------------------------------------------------------------
@@ -308,20 +308,25 @@ class LearnerWorker(TorchWorker):
         if values_only:  # every parameter gets a gradient all the same: DistributedDataParallel waits for it
             total = self.now("vf_coef") * value_loss(value, ret) + 0.0 * (log_prob.sum() + entropy.sum())
         self.optimizer.zero_grad()
-        if values_only and self._actor_alone is None:
-            self._actor_alone = self._without_value(value)
+        if values_only and self._of_actor is None:
+            self._of_actor = self._moving_actions([_selected(tree, mine[:2]) for tree in trees])
         (share * total).backward()
-        for parameter in self._actor_alone or () if values_only else ():
-            parameter.grad = None  # a gradient of zero would let Adam's momentum move it on
+        for name in self._of_actor or () if values_only else ():
+            # a gradient of zero would let Adam's momentum move it on
+            self.policy.get_parameter(name).grad = None
         means = {"policy_loss": found.policy, "value_loss": found.value, "entropy": found.entropy,
                  "kl": found.kl, "clip_fraction": found.clip_fraction}  # fmt: skip
         return {name: share * value.detach() for name, value in means.items()}
 
-    def _without_value(self, value_B: torch.Tensor) -> list[nn.Parameter]:
-        """The parameters on which values do not depend."""
-        learned = [p for p in self.policy.parameters() if p.requires_grad]
-        gradients = torch.autograd.grad(value_B.sum(), learned, retain_graph=True, allow_unused=True)
-        return [p for p, gradient in zip(learned, gradients, strict=True) if gradient is None]
+    def _moving_actions(self, trees: list[Tree]) -> list[str]:
+        """Names of the parameters on which what is chosen depends: of the actor, and of what it shares with values.
+
+        Asked of the module itself: through a compiled one everything depends on everything.
+        """
+        log_prob, entropy, _ = self.policy(*trees)
+        learned = {name: p for name, p in self.policy.named_parameters() if p.requires_grad}
+        gradients = torch.autograd.grad(log_prob.sum() + entropy.sum(), list(learned.values()), allow_unused=True)
+        return [name for name, gradient in zip(learned, gradients, strict=True) if gradient is not None]
 
     def _part(self, *columns: torch.Tensor) -> list[torch.Tensor]:
         """This rank's rows of a minibatch."""

@@ -9,11 +9,13 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from line_env import MAKE, LineEnv
+from line_env import ACTION, MAKE, OBSERVATION, LineEnv
+from torch import nn
 
 from rlinf_lab.errors import ConfigError
 from rlinf_lab.policies import PolicyWeights
 from rlinf_lab.policies.ppo_by_hand import PPOByHand
+from rlinf_lab.policies.transformer import make_chunk_transformer
 from rlinf_lab.records import TrainBatch
 from rlinf_lab.workers import LearnerWorker, PolicyWorker, SimulatorWorker
 from rlinf_lab.workers.learner import episode_metrics, number_of_minibatches
@@ -125,6 +127,36 @@ def test_actions_of_a_chunk_that_came_after_the_end_teach_nothing():
         return worker.train(Scripted([other])).weights
 
     assert same(learnt(2, 0.0), learnt(2, 0.3)) and not same(learnt(1, 0.0), learnt(1, 0.3))
+
+
+class Affine(nn.Linear):
+    """An encoder that learns."""
+
+    features_dim = 4
+
+    def __init__(self, space) -> None:
+        super().__init__(2, 4)
+
+
+@pytest.mark.parametrize("make", [
+    MAKE, partial(MAKE, encoder=Affine), partial(MAKE, encoder=Affine, share_encoder=True), partial(make_chunk_transformer, OBSERVATION, ACTION, chunk=3, width=8, heads=2, depth=1),
+], ids=["plain", "encoders", "shared encoder", "transformer"])  # fmt: skip
+def test_to_teach_the_value_net_alone_leaves_the_policy_as_it_is(make) -> None:
+    """To the last bit, whatever both share, and whatever Adam remembers of steps before."""
+    made = SimulatorWorker(LineEnv, num_envs=4, n_steps=12, max_episode_steps=5, chunk_size=3 if make.func is make_chunk_transformer else None)
+    made._context = Context()
+    made.setup()
+    out, cell = Collected(), Cell(make)
+    made.collect(cell, cell, out)
+    worker = LearnerWorker(make, gamma=0.9, gae_lambda=0.9, learning_rate=1e-2, n_epochs=2, batch_size=8, ent_coef=0.1, moves_normaliser=False)
+    worker.setup()
+    worker.train(Scripted(out))
+    worker.critic_warmup = 2
+    (t,) = out
+    action, value = worker.policy.act(t.last_obs_N, None), worker.policy.values(t.last_obs_N)
+    worker.train(Scripted(out))
+    assert all(np.array_equal(a, b) for a, b in zip(action, worker.policy.act(t.last_obs_N, None), strict=True))
+    assert not np.array_equal(value, worker.policy.values(t.last_obs_N))
 
 
 def test_what_follows_the_end_of_a_task_is_not_looked_at():
