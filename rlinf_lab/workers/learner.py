@@ -75,10 +75,10 @@ class LearnerWorker(TorchWorker):
     stable-baselines3). ``updates``: how many are planned; a number may be a schedule over them (`Number`). ``save_to``:
     safetensors file written when the run ends. ``state``: of another learner (`state_dict`), to go on from.
     ``critic_warmup``: so many updates at first teach the value net alone. ``target_kl``: above 1.5 times that the rest
-    of an update does, too. ``advantage_of_steps``, ``loss_of_policy``: of the forms of `lab.algorithms.advantage` and
-    `loss`. ``normalizes_advantage``: whether advantages have mean 0 and deviation 1 within a minibatch.
-    ``moves_normaliser``: whether the statistics of observations go on moving; a policy that was cloned is for those
-    that it has. ``precision``, ``compile``: of forward and backward passes, see `Computing`.
+    of an update does, too; with ``vf_coef`` 0 the update ends. ``advantage_of_steps``, ``loss_of_policy``: of the forms
+    of `lab.algorithms.advantage` and `loss`. ``normalizes_advantage``: whether advantages have mean 0 and deviation 1
+    within a minibatch. ``moves_normaliser``: whether the statistics of observations go on moving; a policy that was
+    cloned is for those that it has. ``precision``, ``compile``: of forward and backward passes, see `Computing`.
     """
 
     def __init__(
@@ -266,21 +266,29 @@ class LearnerWorker(TorchWorker):
         sums: dict[str, Any] = defaultdict(float)  # tensors: reading a number would wait for the GPU after every step
         count = 0
         values_only = self.policy.version < self.critic_warmup
-        for _ in range(round(self.now("n_epochs"))):
-            order = torch.from_numpy(self._rng.permutation(len(batch))).to(device)
-            for rows_B in order.tensor_split(parts):
-                if by_hand is None or values_only:
-                    found = self._gradients(model, loss, rows_B, trees, numbers, values_only)
-                else:
-                    found = by_hand(rows_B)
+        of_values, of_entropy = factors["value_coefficient"], factors["entropy_coefficient"]
+        idle = not of_values and (values_only or not (of_entropy or np.any(batch.advantage_B)))
+        for rows_B in self._minibatches(len(batch), parts, device):
+            if by_hand is None or values_only:
+                found = self._gradients(model, loss, rows_B, trees, numbers, values_only)
+            else:
+                found = by_hand(rows_B)
+            if not idle:
                 self.optimizer.clip(self.now("max_grad_norm"))
                 self.optimizer.step()
-                for name, value in found.items():
-                    sums[name] += value
-                count += 1
-                if self.target_kl is not None and not values_only:
-                    values_only = exceeds_target_kl(self.group.mean({"kl": float(found["kl"])})["kl"], self.target_kl)
+            for name, value in found.items():
+                sums[name] += value
+            count += 1
+            if self.target_kl is not None and not values_only:
+                values_only = exceeds_target_kl(self.group.mean({"kl": float(found["kl"])})["kl"], self.target_kl)
+            if idle or (values_only and not of_values):
+                break  # nothing is left to teach, and Adam's momentum alone would move the policy on
         return self.group.mean({name: float(value) / count for name, value in sums.items()})
+
+    def _minibatches(self, rows: int, parts: int, device: torch.device) -> Iterator[torch.Tensor]:
+        """Numbers of rows, every row once in a pass."""
+        for _ in range(round(self.now("n_epochs"))):
+            yield from torch.from_numpy(self._rng.permutation(rows)).to(device).tensor_split(parts)
 
     def _prepared(self, adv: torch.Tensor) -> torch.Tensor:
         return (adv - adv.mean()) / (adv.std(correction=0) + 1e-8) if self.normalizes_advantage else adv

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -12,12 +13,14 @@ import torch
 from line_env import ACTION, MAKE, OBSERVATION, LineEnv
 from torch import nn
 
+from rlinf_lab.algorithms import grpo
 from rlinf_lab.errors import ConfigError
 from rlinf_lab.policies import PolicyWeights
 from rlinf_lab.policies.ppo_by_hand import PPOByHand
 from rlinf_lab.policies.transformer import make_chunk_transformer
 from rlinf_lab.records import TrainBatch
 from rlinf_lab.workers import LearnerWorker, PolicyWorker, SimulatorWorker
+from rlinf_lab.workers.group_learner import GroupLearner
 from rlinf_lab.workers.learner import episode_metrics, number_of_minibatches
 from rlinf_lab.workflow.worker import Collected, Context, Scripted
 
@@ -157,6 +160,35 @@ def test_to_teach_the_value_net_alone_leaves_the_policy_as_it_is(make) -> None:
     worker.train(Scripted(out))
     assert all(np.array_equal(a, b) for a, b in zip(action, worker.policy.act(t.last_obs_N, None), strict=True))
     assert not np.array_equal(value, worker.policy.values(t.last_obs_N))
+
+
+def grouped(**settings):
+    """A `GroupLearner` and a list of the steps that its optimiser makes."""
+    worker, steps = GroupLearner(MAKE, advantage=grpo, learning_rate=1e-2, n_epochs=4, batch_size=10, **settings), []
+    worker.setup()
+    step = worker.optimizer.step
+    worker.optimizer.step = lambda: steps.append(1) or step()
+    return worker, steps
+
+
+@pytest.mark.parametrize(("ent_coef", "moves"), [(0.0, False), (0.1, True)])
+def test_episodes_that_came_to_the_same_teach_nothing(ent_coef: float, moves: bool) -> None:
+    """Gradients of zero would let Adam's momentum move the weights on. A bonus of entropy needs no episodes."""
+    (worker, steps), data = grouped(ent_coef=ent_coef), trajectories()
+    before = worker.train(Scripted(data)).weights
+    assert len(steps) == 16
+    for t in data:
+        t.end_return_E[:] = 0.1
+    update = worker.train(Scripted(data))
+    moved = [name for name, array in update.weights.arrays.items() if not np.array_equal(array, before.arrays[name]) and "preprocess" not in name]
+    assert (len(steps) > 16) == bool(moved) == moves
+    assert update.metrics["policy_loss"] == pytest.approx(0, abs=1e-6) and update.metrics["entropy"] > 0
+
+
+def test_an_update_without_values_ends_where_it_went_too_far() -> None:
+    """The ratio is 1 in its first step, and no more in its second."""
+    worker, steps = grouped(target_kl=1e-5)
+    assert worker.train(Scripted(trajectories())).metrics["kl"] > 1e-5 and len(steps) == 2
 
 
 def test_what_follows_the_end_of_a_task_is_not_looked_at():
