@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 
 from rlinf_lab.algorithms import Moments, PPOLoss, exceeds_target_kl, gae, policy_loss, ppo_loss, value_loss
 from rlinf_lab.errors import ConfigError, shown
@@ -74,6 +73,7 @@ class LearnerWorker(TorchWorker):
     they are also divided by the running standard deviation of the discounted return (as VecNormalize of
     stable-baselines3). ``updates``: how many are planned; a number may be a schedule over them (`Number`). ``save_to``:
     safetensors file written when the run ends. ``state``: of another learner (`state_dict`), to go on from.
+    ``per_action``: whether each action of a chunk has a probability ratio of its own, and not the chunk.
     ``critic_warmup``: so many updates at first teach the value net alone. ``target_kl``: above 1.5 times that the rest
     of an update does, too; with ``vf_coef`` 0 the update ends. ``advantage_of_steps``, ``loss_of_policy``: of the forms
     of `lab.algorithms.advantage` and `loss`. ``normalizes_advantage``: whether advantages have mean 0 and deviation 1
@@ -101,6 +101,7 @@ class LearnerWorker(TorchWorker):
         save_to: str | None = None,
         state: dict[str, Any] | None = None,
         parallel: str = "ddp",
+        per_action: bool = False,
         critic_warmup: int = 0,
         target_kl: float | None = None,
         moves_normaliser: bool = True,
@@ -129,7 +130,7 @@ class LearnerWorker(TorchWorker):
         self.returns = DiscountedReturns()
         self._made: PolicyWeights | None = None  # of the latest update
         self.critic_warmup, self.target_kl, self.moves_normaliser = critic_warmup, target_kl, moves_normaliser
-        self.normalizes_advantage = normalizes_advantage
+        self.normalizes_advantage, self.per_action = normalizes_advantage, per_action
         self.advantage_of_steps, self.loss_of_policy = advantage_of_steps, loss_of_policy
         # parameters that a step which teaches the value net alone leaves as they are, by name
         self._of_actor: list[str] | None = None
@@ -252,13 +253,17 @@ class LearnerWorker(TorchWorker):
         device = next(self.policy.parameters()).device
         model = self.computing(self.group.parallel(self.policy, self.optimizer), device)
         trees = [map_tree(lambda leaf: _tensor(leaf).to(device), tree) for tree in (batch.obs_B, batch.action_B)]
-        columns = [
-            batch.log_prob_B,
-            batch.advantage_B,
-            batch.return_B,
-            *([] if batch.steps_B is None else [batch.steps_B]),
-        ]
-        numbers = [torch.as_tensor(n, dtype=torch.float32, device=device) for n in columns]
+        columns: dict[str, Any] = {name: getattr(batch, name) for name in ("log_prob_B", "advantage_B", "return_B")}
+        if batch.log_prob_B.ndim == 2:  # of each action of a chunk: those that no environment got teach nothing
+            actions = batch.log_prob_B.shape[1]
+            steps_B = np.full(len(batch), actions) if batch.steps_B is None else batch.steps_B
+            columns["carried_BK"] = np.arange(actions) < steps_B[:, None]
+        elif self.per_action:
+            raise ConfigError(
+                "LearnerWorker(per_action=True): this policy gives one log-probability for a whole chunk. Next: leave "
+                "per_action out."
+            )
+        numbers = {n: torch.as_tensor(x, dtype=torch.float32, device=device) for n, x in columns.items()}
         by_hand = None
         if self._is_written_out():
             by_hand = PPOByHand(self.policy).of_rows(trees, numbers, self._prepared, **factors)
@@ -295,22 +300,26 @@ class LearnerWorker(TorchWorker):
 
     def _is_written_out(self) -> bool:
         """Whether gradients are those of `PPOByHand`: a rank alone, with the usual loss."""
-        usual = self.loss_of_policy is policy_loss and self.computing.is_plain
+        usual = self.loss_of_policy is policy_loss and self.computing.is_plain and not self.per_action
         return usual and self.ranks == 1 and self.parallel == "ddp" and PPOByHand.works_for(self.policy)
 
     def _gradients(
         self, model: Callable[..., Any], loss: Callable[..., PPOLoss], rows_B: torch.Tensor, trees: list[Tree],
-        numbers: list[torch.Tensor], values_only: bool,
+        numbers: dict[str, torch.Tensor], values_only: bool,
     ) -> dict[str, torch.Tensor]:  # fmt: skip
         """Those of this rank's part of a minibatch, or of the value net alone. Returns its share of the means."""
-        old, adv, ret, *steps = (column[rows_B] for column in numbers)
+        old, adv, ret, *carried = (column[rows_B] for column in numbers.values())
         adv = self._prepared(adv)  # of the whole minibatch, on however many ranks
-        mine, old, adv, ret, *steps = self._part(rows_B, old, adv, ret, *steps)
+        mine, old, adv, ret, *carried = self._part(rows_B, old, adv, ret, *carried)
         # relative to a fair one: the mean over the ranks is the mean over all rows
         share = self.ranks * len(mine) / len(rows_B)
         log_prob, entropy, value = model(*(_selected(tree, mine) for tree in trees))
-        if log_prob.dim() == 2:  # a ratio for each action of a chunk, all with the chunk's advantage
-            log_prob, adv = _carried_out(log_prob, old, *steps), adv.unsqueeze(1)
+        if carried:
+            log_prob, old = log_prob * carried[0], old * carried[0]
+        if carried and self.per_action:  # all with the chunk's advantage
+            adv = adv.unsqueeze(1)
+        elif carried:
+            log_prob, old, entropy = log_prob.sum(1), old.sum(1), entropy.sum(1)
         found = loss(log_prob, old, adv, value, ret, entropy)
         total = found.total
         if values_only:  # every parameter gets a gradient all the same: DistributedDataParallel waits for it
@@ -430,12 +439,6 @@ def _without_resets(batch: TrainBatch, trajectories: list[Trajectory]) -> TrainB
     columns: dict[str, Any] = {field.name: getattr(batch, field.name) for field in fields(batch)}
     kept: dict[str, Any] = {name: None if column is None else rows(column, kept_B) for name, column in columns.items()}
     return TrainBatch(**kept)
-
-
-def _carried_out(log_prob_BK: torch.Tensor, old_BK: torch.Tensor, steps_B: torch.Tensor) -> torch.Tensor:
-    """Actions of a chunk that no environment got teach nothing: their ratio is one."""
-    counts_BK = torch.arange(log_prob_BK.shape[1], device=steps_B.device) < steps_B.unsqueeze(1)
-    return torch.where(counts_BK, log_prob_BK, old_BK)
 
 
 def _tensor(leaf: np.ndarray | torch.Tensor) -> torch.Tensor:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import io
-from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -15,7 +14,7 @@ from torch import nn
 
 from rlinf_lab.algorithms import grpo
 from rlinf_lab.errors import ConfigError
-from rlinf_lab.policies import PolicyWeights
+from rlinf_lab.policies import Flow, PolicyWeights
 from rlinf_lab.policies.ppo_by_hand import PPOByHand
 from rlinf_lab.policies.transformer import make_chunk_transformer
 from rlinf_lab.records import TrainBatch
@@ -25,8 +24,8 @@ from rlinf_lab.workers.learner import episode_metrics, number_of_minibatches
 from rlinf_lab.workflow.worker import Collected, Context, Scripted
 
 
-def learner(**kwargs):
-    made = LearnerWorker(MAKE, **{"gamma": 0.9, "gae_lambda": 0.9, "learning_rate": 1e-3, "n_epochs": 2, "batch_size": 16, **kwargs})
+def learner(policy=MAKE, **kwargs):
+    made = LearnerWorker(policy, **{"gamma": 0.9, "gae_lambda": 0.9, "learning_rate": 1e-3, "n_epochs": 2, "batch_size": 16, **kwargs})
     made.setup()
     return made
 
@@ -111,25 +110,50 @@ def test_returned_weights_are_not_touched_by_the_next_update():
     assert same(first, kept)
 
 
-def test_actions_of_a_chunk_that_came_after_the_end_teach_nothing():
-    """With a ratio for each action: chunks of three, episodes of five steps, so the third action of every second chunk is carried out by nobody."""
-    make = partial(MAKE, chunk=3, per_action=True)
+def chunks(make):
+    """A trajectory of chunks of three in episodes of five steps: the third action of every second chunk is carried out by nobody."""
     made = SimulatorWorker(LineEnv, num_envs=4, n_steps=12, max_episode_steps=5, chunk_size=3)
     made._context = Context()
     made.setup()
     out, cell = Collected(), Cell(make)
     made.collect(cell, cell, out)
     (t,) = out
-    assert (t.chunk_steps_TN[1] == 2).all() and t.action_TN.shape[2] == t.log_prob_TN.shape[2] == 3
+    assert (t.chunk_steps_TN[1] == 2).all() and t.action_TN.shape[-2] == 3
+    return t
+
+
+BY_ACTION = {"Gaussian": partial(MAKE, chunk=3, per_action=True), "flow": partial(MAKE, chunk=3, per_action=True, flow=Flow(steps=2))}
+
+
+@pytest.mark.parametrize("head", BY_ACTION)
+@pytest.mark.parametrize("per_action", [False, True])
+def test_actions_of_a_chunk_that_came_after_the_end_teach_nothing(per_action: bool, head: str) -> None:
+    """With a ratio for each action, and with one for each chunk, in what is told of it, too."""
+    make = BY_ACTION[head]
+    t = chunks(make)
+    assert t.log_prob_TN.shape[2] == 3
 
     def learnt(k, add):
         other = copy.deepcopy(t)
-        other.action_TN[1, :, k], other.log_prob_TN[1, :, k] = other.action_TN[1, :, k] + add, other.log_prob_TN[1, :, k] - add
-        worker = LearnerWorker(make, gamma=0.9, gae_lambda=0.9, learning_rate=1e-3, n_epochs=2, batch_size=16)
+        action_NKA = other.action_TN[1] if head == "Gaussian" else other.action_TN[1][:, -1]  # what was executed, where the flow ends
+        action_NKA[:, k] += add
+        other.log_prob_TN[1, :, k] -= add
+        worker = LearnerWorker(make, gamma=0.9, gae_lambda=0.9, learning_rate=1e-3, n_epochs=2, batch_size=16, per_action=per_action)
         worker.setup()
-        return worker.train(Scripted([other])).weights
+        update = worker.train(Scripted([other]))
+        return update.weights, update.metrics["kl"], update.metrics["policy_loss"]
 
-    assert same(learnt(2, 0.0), learnt(2, 0.3)) and not same(learnt(1, 0.0), learnt(1, 0.3))
+    plain, unseen, seen = learnt(2, 0.0), learnt(2, 0.3), learnt(1, 0.3)
+    assert same(plain[0], unseen[0]) and plain[1:] == unseen[1:]
+    assert not same(plain[0], seen[0]) and plain[1] != seen[1]
+
+
+def test_a_ratio_for_each_action_needs_their_log_probabilities() -> None:
+    make = partial(MAKE, chunk=3)
+    worker = LearnerWorker(make, gamma=0.9, gae_lambda=0.9, learning_rate=1e-3, batch_size=16, per_action=True)
+    worker.setup()
+    with pytest.raises(ConfigError, match="one log-probability for a whole chunk"):
+        worker.train(Scripted([chunks(make)]))
 
 
 class Affine(nn.Linear):
@@ -340,8 +364,8 @@ def test_a_minibatch_of_one_is_refused() -> None:
 
 
 @pytest.mark.parametrize("settings", [
-    {}, {"critic_warmup": 2}, {"target_kl": 1e-5}, {"normalizes_advantage": False, "vf_coef": 0.0, "ent_coef": 0.01}, {"learning_rate": lambda done: 1e-3 * (1 - done)},
-], ids=["plain", "values first", "values after some steps", "of groups", "schedule"])  # fmt: skip
+    {}, {"policy": BY_ACTION["Gaussian"], "batch_size": 6, "ent_coef": 0.1}, {"critic_warmup": 2}, {"target_kl": 1e-5}, {"normalizes_advantage": False, "vf_coef": 0.0, "ent_coef": 0.01}, {"learning_rate": lambda done: 1e-3 * (1 - done)},
+], ids=["plain", "chunks", "values first", "values after some steps", "of groups", "schedule"])  # fmt: skip
 def test_written_out_gradients_learn_what_autograd_does(settings: dict, monkeypatch: pytest.MonkeyPatch) -> None:
     """Over several updates, through every change between the two, with the memory of Adam that they share."""
     steps = {"written out": 0, "autograd": 0}
@@ -351,7 +375,7 @@ def test_written_out_gradients_learn_what_autograd_does(settings: dict, monkeypa
         monkeypatch.setattr(owner, method, lambda self, *given, name=name, original=original, **more: steps.update({name: steps[name] + 1}) or original(self, *given, **more))
     mine, other = learner(updates=4, **settings), learner(updates=4, **settings)
     other._is_written_out = lambda: False
-    data = trajectories()
+    data = [chunks(settings["policy"])] if "policy" in settings else trajectories()
     for _ in range(4):
         before = dict(steps)
         found = mine.train(Scripted(data))
