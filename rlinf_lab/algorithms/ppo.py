@@ -8,6 +8,7 @@ is not clipped unless asked for: Andrychowicz et al. (arXiv 2006.05990, section 
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -124,7 +125,7 @@ def decoupled_policy_loss(
     advantage: Tensor,
     mask: Tensor | None = None,
     *,
-    proximal_log_prob: Tensor | None = None,
+    proximal_log_prob: Tensor,
     weight_cap: float = 5.0,
     **options: object,
 ) -> PolicyLoss:
@@ -132,13 +133,17 @@ def decoupled_policy_loss(
 
     It clips around a recent policy, and weights back to the one that acted.
 
-    ``proximal_log_prob``: of the weights before this update (the default: the current ones, without a gradient).
-    The weight ``π_proximal / π_behaviour`` is truncated at ``weight_cap``. Sources: Hilton et al. (arXiv 2110.00641);
+    ``proximal_log_prob``: of the weights before this update, without a gradient. With the current ones in their place
+    nothing would ever be clipped, and no divergence be seen. The weight ``π_proximal / π_behaviour`` is truncated at ``weight_cap``. Sources: Hilton et al. (arXiv 2110.00641);
     Fu et al., AReaL (arXiv 2505.24298), the decoupled objective. Other ``options`` are those of `policy_loss`.
     """
-    near = log_prob.detach() if proximal_log_prob is None else proximal_log_prob
-    weight = truncated_importance(near, behaviour_log_prob, cap=weight_cap)
-    return policy_loss(log_prob, near, advantage, mask, **{**options, "weight": weight})
+    weight = truncated_importance(proximal_log_prob, behaviour_log_prob, cap=weight_cap)
+    return policy_loss(log_prob, proximal_log_prob, advantage, mask, **{**options, "weight": weight})
+
+
+def asks_for_proximal(of_policy: Callable[..., PolicyLoss]) -> bool:
+    """Whether a loss takes ``proximal_log_prob``: log-probabilities under the weights before the update."""
+    return "proximal_log_prob" in inspect.signature(of_policy).parameters
 
 
 def ppo_loss(

@@ -55,7 +55,7 @@ class EmbodiedGRPOConfig(SimulatedConfig):
     advantage: str | Callable[..., Any] = dataclasses.field(default="grpo", metadata=trains_only(advantages))
     """of whole episodes: "grpo", "dr_grpo", "rloo", "reinforce++", or one that was registered with ``lab.algorithms.advantage``"""
     loss: str | Callable[..., Any] = dataclasses.field(default="ppo", metadata=trains_only(losses))
-    """of the policy: "ppo", "reinforce", or the name of one that was registered with ``lab.algorithms.loss(name)``"""
+    """of the policy: "ppo", "reinforce", "decoupled_ppo", or the name of one that was registered with ``lab.algorithms.loss(name)``"""
     learning_rate: Number = 3e-4
     """of Adam"""
     n_epochs: Number = 8

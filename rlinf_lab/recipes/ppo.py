@@ -72,7 +72,8 @@ class PPOConfig(SimulatedConfig):
     advantage: str | Callable[..., Any] = dataclasses.field(default="gae", metadata=trains_only(advantages))
     """of steps, by the name under which it was registered with ``lab.algorithms.advantage(name, of="steps")``"""
     loss: str | Callable[..., Any] = dataclasses.field(default="ppo", metadata=trains_only(losses))
-    """of the policy: "ppo", "reinforce", "decoupled_ppo", or the name of one that was registered with ``lab.algorithms.loss(name)``"""
+    """of the policy: "ppo", "reinforce", "decoupled_ppo", or the name of one that was registered with ``lab.algorithms.loss(name)``; one that takes
+    ``proximal_log_prob`` gets what the weights before the update say"""
     vf_coef: Number = 0.5
     """weight of the value loss"""
     ent_coef: Number = 0.0

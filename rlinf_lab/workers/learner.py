@@ -20,7 +20,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from rlinf_lab.algorithms import Moments, PPOLoss, exceeds_target_kl, gae, policy_loss, ppo_loss, value_loss
+from rlinf_lab.algorithms import (
+    Moments,
+    PPOLoss,
+    asks_for_proximal,
+    exceeds_target_kl,
+    gae,
+    policy_loss,
+    ppo_loss,
+    value_loss,
+)
 from rlinf_lab.errors import ConfigError, shown
 from rlinf_lab.policies import ActorCritic, PolicyWeights
 from rlinf_lab.policies.ppo_by_hand import PPOByHand
@@ -264,6 +273,8 @@ class LearnerWorker(TorchWorker):
                 "per_action out."
             )
         numbers = {n: torch.as_tensor(x, dtype=torch.float32, device=device) for n, x in columns.items()}
+        if asks_for_proximal(self.loss_of_policy):
+            numbers["proximal_B"] = self._log_probs(model, trees, len(batch))
         by_hand = None
         if self._is_written_out():
             by_hand = PPOByHand(self.policy).of_rows(trees, numbers, self._prepared, **factors)
@@ -295,6 +306,12 @@ class LearnerWorker(TorchWorker):
         for _ in range(round(self.now("n_epochs"))):
             yield from torch.from_numpy(self._rng.permutation(rows)).to(device).tensor_split(parts)
 
+    @torch.no_grad()
+    def _log_probs(self, model: Callable[..., Any], trees: list[Tree], rows: int) -> torch.Tensor:
+        """Of what was done, under the weights as they are now."""
+        parts = torch.arange(rows, device=self.device).split(round(self.now("batch_size")))
+        return torch.cat([model(*(_selected(tree, part) for tree in trees))[0] for part in parts])
+
     def _prepared(self, adv: torch.Tensor) -> torch.Tensor:
         return (adv - adv.mean()) / (adv.std(correction=0) + 1e-8) if self.normalizes_advantage else adv
 
@@ -308,22 +325,28 @@ class LearnerWorker(TorchWorker):
         numbers: dict[str, torch.Tensor], values_only: bool,
     ) -> dict[str, torch.Tensor]:  # fmt: skip
         """Those of this rank's part of a minibatch, or of the value net alone. Returns its share of the means."""
-        old, adv, ret, *carried = (column[rows_B] for column in numbers.values())
-        adv = self._prepared(adv)  # of the whole minibatch, on however many ranks
-        mine, old, adv, ret, *carried = self._part(rows_B, old, adv, ret, *carried)
+        columns = {name: column[rows_B] for name, column in numbers.items()}
+        columns["advantage_B"] = self._prepared(columns["advantage_B"])  # of all its rows, on however many ranks
+        mine, *parts = self._part(rows_B, *columns.values())
+        of = dict(zip(columns, parts, strict=True))
+        adv, carried = of["advantage_B"], of.get("carried_BK")
         # relative to a fair one: the mean over the ranks is the mean over all rows
         share = self.ranks * len(mine) / len(rows_B)
         log_prob, entropy, value = model(*(_selected(tree, mine) for tree in trees))
-        if carried:
-            log_prob, old = log_prob * carried[0], old * carried[0]
-        if carried and self.per_action:  # all with the chunk's advantage
-            adv = adv.unsqueeze(1)
-        elif carried:
-            log_prob, old, entropy = log_prob.sum(1), old.sum(1), entropy.sum(1)
-        found = loss(log_prob, old, adv, value, ret, entropy)
+        told = [log_prob, *(of[name] for name in ("log_prob_B", "proximal_B") if name in of)]
+        if carried is not None:
+            told = [each * carried for each in told]
+            if self.per_action:  # all with the chunk's advantage
+                adv = adv.unsqueeze(1)
+            else:
+                told, entropy = [each.sum(1) for each in told], entropy.sum(1)
+        log_prob, old, *proximal = told
+        if proximal:
+            loss = partial(loss, of_policy=partial(self.loss_of_policy, proximal_log_prob=proximal[0]))
+        found = loss(log_prob, old, adv, value, of["return_B"], entropy)
         total = found.total
         if values_only:  # every parameter gets a gradient all the same: DistributedDataParallel waits for it
-            total = self.now("vf_coef") * value_loss(value, ret) + 0.0 * (log_prob.sum() + entropy.sum())
+            total = self.now("vf_coef") * value_loss(value, of["return_B"]) + 0.0 * (log_prob.sum() + entropy.sum())
         self.optimizer.zero_grad()
         if values_only and self._of_actor is None:
             self._of_actor = self._moving_actions([_selected(tree, mine[:2]) for tree in trees])

@@ -12,7 +12,7 @@ import torch
 from line_env import ACTION, MAKE, OBSERVATION, LineEnv
 from torch import nn
 
-from rlinf_lab.algorithms import grpo
+from rlinf_lab.algorithms import decoupled_policy_loss, grpo, policy_loss
 from rlinf_lab.errors import ConfigError
 from rlinf_lab.policies import Flow, PolicyWeights
 from rlinf_lab.policies.ppo_by_hand import PPOByHand
@@ -300,6 +300,27 @@ def test_wrong_use_is_refused():
     worker._context.ranks = 1000
     with pytest.raises(ValueError, match="24 samples for 1000 ranks"):
         worker._batch(few)
+
+
+@pytest.mark.parametrize("settings", [{}, {"target_kl": 1e-3}, {"policy": BY_ACTION["Gaussian"]}, {"policy": BY_ACTION["Gaussian"], "per_action": True}])
+def test_decoupled_ppo_of_fresh_data_is_ppo(settings: dict) -> None:
+    """With its clipping, and with the brake of its divergence: the policy before the update is the one that acted."""
+    data = [chunks(settings["policy"])] if "policy" in settings else trajectories()
+    found = [learner(n_epochs=8, learning_rate=1e-2, loss_of_policy=loss, **settings).train(Scripted(data)) for loss in (policy_loss, decoupled_policy_loss)]
+    assert found[0].metrics["clip_fraction"] > 0 and found[1].metrics == pytest.approx(found[0].metrics, rel=1e-3, abs=1e-5)
+    for name, array in found[0].weights.arrays.items():
+        np.testing.assert_allclose(found[1].weights.arrays[name], array, rtol=1e-3, atol=1e-5, err_msg=name)
+
+
+def test_decoupled_ppo_of_stale_data_measures_from_where_the_update_began() -> None:
+    """In its only step the policy has not moved yet, but it is another than the one that acted."""
+    kl = {}
+    for loss in (policy_loss, decoupled_policy_loss):
+        worker = learner(n_epochs=1, batch_size=48, loss_of_policy=loss)
+        with torch.no_grad():
+            worker.policy.head.log_std.add_(0.5)
+        kl[loss] = worker.train(Scripted(trajectories())).metrics["kl"]
+    assert kl[policy_loss] > 0.1 and kl[decoupled_policy_loss] == pytest.approx(0, abs=1e-6)
 
 
 def test_no_episode_ended_means_no_rate():
