@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 
 from rlinf_lab.algorithms import Moments, PPOLoss, exceeds_target_kl, gae, policy_loss, ppo_loss, value_loss
 from rlinf_lab.errors import ConfigError, shown

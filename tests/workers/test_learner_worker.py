@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import io
-from dataclasses import replace
 from functools import partial
 
 import numpy as np
