@@ -26,6 +26,7 @@ from rlinf_lab.experiments.storage.folder import RunFolder
 from rlinf_lab.recipes.ppo import PPOConfig
 from rlinf_lab.vecenv import EnvSpec, registry, runners
 from rlinf_lab.workers.learner import Number
+from rlinf_lab.workers.seeds import looks_seed
 
 SMALL: dict[str, Any] = {"num_envs": 4, "n_steps": 20, "batch_size": 40, "n_epochs": 1, "progress": False, "max_episode_steps": 20}
 
@@ -74,8 +75,10 @@ def test_looking_at_a_run_does_not_change_what_it_learns() -> None:
     table = watched.metrics
     assert table["iteration"].tolist() == [1, 2, 3, 4, 5, 6] and table["seconds"].notna().all()
     assert table["eval_return"].notna().tolist() == [False, True] * 3 and (table["doubled"] == 2 * table["env_steps"]).all()
-    assert watched.evaluate(4)["return"] == table["eval_return"].iloc[-1], "the same seeds, the same policy"
-    assert watched.evaluate(4, best=True)["return"] == table["eval_return"].max()
+    looks = looks_seed(0)
+    assert watched.evaluate(4, looks)["return"] == table["eval_return"].iloc[-1], "the same seeds, the same policy"
+    assert watched.evaluate(4, looks, best=True)["return"] == table["eval_return"].max()
+    assert not set(watched.evaluate(4).returns_E) & set(watched.evaluate(4, looks).returns_E), "what chose a policy does not judge it"
 
 
 def test_a_run_is_kept_and_goes_on_from_its_folder(tmp_path: Path) -> None:

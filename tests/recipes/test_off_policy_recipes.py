@@ -6,6 +6,7 @@ import sys
 from functools import partial
 from pathlib import Path
 
+import gymnasium
 import numpy as np
 import pytest
 
@@ -13,7 +14,7 @@ import rlinf_lab as lab
 from rlinf_lab.errors import ConfigError, UnknownNameError
 from rlinf_lab.experiments.storage.folder import RunFolder
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
-from rlinf_lab.recipes import sac, td3
+from rlinf_lab.recipes import off_policy, sac, td3
 from rlinf_lab.recipes.sac import SACConfig
 from rlinf_lab.recipes.schedules import linear
 from rlinf_lab.recipes.td3 import TD3Config
@@ -134,6 +135,27 @@ def test_a_state_that_is_kept_holds_the_buffer(tmp_path):
     lab.train("sac", "Pendulum-v1", total_timesteps=48, folder=tmp_path / "run", **SHORT).wait()
     replay = RunFolder(tmp_path / "run").state().state["replay"]
     assert len(replay["rows"]["reward"]) == 48 and replay["state"]["capacity"] == 1_000_000
+
+
+class Succeeding(gymnasium.Env):
+    """From the third step on, without an end."""
+
+    observation_space = action_space = gymnasium.spaces.Box(-1, 1, (1,), np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        self.t = 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        self.t += 1
+        return np.zeros(1, np.float32), 0.0, False, False, {"success": self.t >= 3}
+
+
+def test_who_goes_on_counts_the_actions_taken_not_the_rows_that_came():
+    """Under reward="success" what follows the success of an episode is no row."""
+    config = SACConfig(**{**SMALL, "env": Succeeding, "max_episode_steps": 8, "learners": 1}, reward="success")
+    _, state = run(sac.build, config, PLANS["temporal"], 3)  # and the checkpoint's
+    assert state["env_steps"] < 4 * 6 * 4 and off_policy._collecting(config, state)[0]["taken"] == 4 * 6
 
 
 def test_rlpd_learns_from_demonstrations_too(tmp_path):
