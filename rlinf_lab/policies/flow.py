@@ -161,7 +161,7 @@ class FlowHead(Head):
         return low + (high - low) * torch.sigmoid(self.std_logit)
 
     def tell_by_action(self) -> None:
-        """With noise in the last step only: given where it begins, the actions do not depend on one another."""
+        """With noise in the last step only, where actions do not depend on one another."""
         self.per_action = self.per_action or self.flow.noisy_steps == 1
 
     # --- acting ---------------------------------------------------------------------------------------------

@@ -89,9 +89,9 @@ class Head(nn.Module):
         raise NotImplementedError(f"{type(self).__name__}: its actions have no gradient. Next: a Box of actions.")
 
     def tell_by_action(self) -> None:
-        """From now on log-probabilities and entropies of a chunk are those of each action, (B, K).
+        """Log-probabilities and entropies of a chunk are those of each action from now on.
 
-        So they add up without those that no environment got. Where the actions depend on one another nothing changes.
+        (B, K): they add up without those that no environment got. Where actions depend on one another nothing changes.
         """
 
     def log_prob(self, params_BP: Tensor, action: Any) -> Tensor:

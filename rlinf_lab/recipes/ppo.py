@@ -229,7 +229,7 @@ class PPOConfig(SimulatedConfig):
 
 
 def _told_by_action(make: Callable[[], nn.Module]) -> nn.Module:
-    """A policy of chunks whose actions that no environment got can be left out of the ratio."""
+    """A policy of chunks: what no environment got can be left out of its ratio."""
     module = make()
     head = getattr(module, "head", None)
     if isinstance(head, Head):

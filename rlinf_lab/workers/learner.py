@@ -10,8 +10,7 @@ samples.
 from __future__ import annotations
 
 import codecs
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from functools import partial
@@ -19,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from rlinf_lab.algorithms import (
     Moments,
@@ -262,29 +262,21 @@ class LearnerWorker(TorchWorker):
         device = next(self.policy.parameters()).device
         model = self.computing(self.group.parallel(self.policy, self.optimizer), device)
         trees = [map_tree(lambda leaf: _tensor(leaf).to(device), tree) for tree in (batch.obs_B, batch.action_B)]
-        columns: dict[str, Any] = {name: getattr(batch, name) for name in ("log_prob_B", "advantage_B", "return_B")}
-        if batch.log_prob_B.ndim == 2:  # of each action of a chunk: those that no environment got teach nothing
-            actions = batch.log_prob_B.shape[1]
-            steps_B = np.full(len(batch), actions) if batch.steps_B is None else batch.steps_B
-            columns["carried_BK"] = np.arange(actions) < steps_B[:, None]
-        elif self.per_action:
-            raise ConfigError(
-                "LearnerWorker(per_action=True): this policy gives one log-probability for a whole chunk. Next: leave "
-                "per_action out."
-            )
-        numbers = {n: torch.as_tensor(x, dtype=torch.float32, device=device) for n, x in columns.items()}
+        size = round(self.now("batch_size"))
+        numbers = _numbers(batch, self.per_action, device)
         if asks_for_proximal(self.loss_of_policy):
-            numbers["proximal_B"] = self._log_probs(model, trees, len(batch))
+            numbers["proximal_B"] = _log_probs(model, trees, len(batch), size)
         by_hand = None
         if self._is_written_out():
             by_hand = PPOByHand(self.policy).of_rows(trees, numbers, self._prepared, **factors)
-        parts = number_of_minibatches(len(batch), round(self.now("batch_size")), self.ranks)
-        sums: dict[str, Any] = defaultdict(float)  # tensors: reading a number would wait for the GPU after every step
-        count = 0
+        parts = number_of_minibatches(len(batch), size, self.ranks)
+        told: list[dict[str, torch.Tensor]] = []  # reading a number would wait for the GPU after every step
         values_only = self.policy.version < self.critic_warmup
         of_values, of_entropy = factors["value_coefficient"], factors["entropy_coefficient"]
         idle = not of_values and (values_only or not (of_entropy or np.any(batch.advantage_B)))
-        for rows_B in self._minibatches(len(batch), parts, device):
+        orders = (self._rng.permutation(len(batch)) for _ in range(round(self.now("n_epochs"))))
+        minibatches = (part for order in orders for part in torch.from_numpy(order).to(device).tensor_split(parts))
+        for rows_B in minibatches:
             if by_hand is None or values_only:
                 found = self._gradients(model, loss, rows_B, trees, numbers, values_only)
             else:
@@ -292,25 +284,12 @@ class LearnerWorker(TorchWorker):
             if not idle:
                 self.optimizer.clip(self.now("max_grad_norm"))
                 self.optimizer.step()
-            for name, value in found.items():
-                sums[name] += value
-            count += 1
+            told.append(found)
             if self.target_kl is not None and not values_only:
                 values_only = exceeds_target_kl(self.group.mean({"kl": float(found["kl"])})["kl"], self.target_kl)
             if idle or (values_only and not of_values):
                 break  # nothing is left to teach, and Adam's momentum alone would move the policy on
-        return self.group.mean({name: float(value) / count for name, value in sums.items()})
-
-    def _minibatches(self, rows: int, parts: int, device: torch.device) -> Iterator[torch.Tensor]:
-        """Numbers of rows, every row once in a pass."""
-        for _ in range(round(self.now("n_epochs"))):
-            yield from torch.from_numpy(self._rng.permutation(rows)).to(device).tensor_split(parts)
-
-    @torch.no_grad()
-    def _log_probs(self, model: Callable[..., Any], trees: list[Tree], rows: int) -> torch.Tensor:
-        """Of what was done, under the weights as they are now."""
-        parts = torch.arange(rows, device=self.device).split(round(self.now("batch_size")))
-        return torch.cat([model(*(_selected(tree, part) for tree in trees))[0] for part in parts])
+        return self.group.mean({name: float(torch.stack([each[name] for each in told]).mean()) for name in told[0]})
 
     def _prepared(self, adv: torch.Tensor) -> torch.Tensor:
         return (adv - adv.mean()) / (adv.std(correction=0) + 1e-8) if self.normalizes_advantage else adv
@@ -329,27 +308,20 @@ class LearnerWorker(TorchWorker):
         columns["advantage_B"] = self._prepared(columns["advantage_B"])  # of all its rows, on however many ranks
         mine, *parts = self._part(rows_B, *columns.values())
         of = dict(zip(columns, parts, strict=True))
-        adv, carried = of["advantage_B"], of.get("carried_BK")
         # relative to a fair one: the mean over the ranks is the mean over all rows
         share = self.ranks * len(mine) / len(rows_B)
         log_prob, entropy, value = model(*(_selected(tree, mine) for tree in trees))
-        told = [log_prob, *(of[name] for name in ("log_prob_B", "proximal_B") if name in of)]
-        if carried is not None:
-            told = [each * carried for each in told]
-            if self.per_action:  # all with the chunk's advantage
-                adv = adv.unsqueeze(1)
-            else:
-                told, entropy = [each.sum(1) for each in told], entropy.sum(1)
-        log_prob, old, *proximal = told
+        entropy, log_prob, old, *proximal = _carried_out(entropy, log_prob, of, self.per_action)
         if proximal:
             loss = partial(loss, of_policy=partial(self.loss_of_policy, proximal_log_prob=proximal[0]))
+        adv = of["advantage_B"].unsqueeze(1) if log_prob.dim() == 2 else of["advantage_B"]  # a chunk's for its actions
         found = loss(log_prob, old, adv, value, of["return_B"], entropy)
         total = found.total
         if values_only:  # every parameter gets a gradient all the same: DistributedDataParallel waits for it
             total = self.now("vf_coef") * value_loss(value, of["return_B"]) + 0.0 * (log_prob.sum() + entropy.sum())
         self.optimizer.zero_grad()
         if values_only and self._of_actor is None:
-            self._of_actor = self._moving_actions([_selected(tree, mine[:2]) for tree in trees])
+            self._of_actor = _moving_actions(self.policy, [_selected(tree, mine[:2]) for tree in trees])
         (share * total).backward()
         for name in self._of_actor or () if values_only else ():
             # a gradient of zero would let Adam's momentum move it on
@@ -357,16 +329,6 @@ class LearnerWorker(TorchWorker):
         means = {"policy_loss": found.policy, "value_loss": found.value, "entropy": found.entropy,
                  "kl": found.kl, "clip_fraction": found.clip_fraction}  # fmt: skip
         return {name: share * value.detach() for name, value in means.items()}
-
-    def _moving_actions(self, trees: list[Tree]) -> list[str]:
-        """Names of the parameters on which what is chosen depends: of the actor, and of what it shares with values.
-
-        Asked of the module itself: through a compiled one everything depends on everything.
-        """
-        log_prob, entropy, _ = self.policy(*trees)
-        learned = {name: p for name, p in self.policy.named_parameters() if p.requires_grad}
-        gradients = torch.autograd.grad(log_prob.sum() + entropy.sum(), list(learned.values()), allow_unused=True)
-        return [name for name, gradient in zip(learned, gradients, strict=True) if gradient is not None]
 
     def _part(self, *columns: torch.Tensor) -> list[torch.Tensor]:
         """This rank's rows of a minibatch."""
@@ -416,6 +378,57 @@ def _copied(state: Any) -> Any:
     if isinstance(state, list):
         return [_copied(value) for value in state]
     return state.detach().to("cpu", copy=True) if isinstance(state, torch.Tensor) else state
+
+
+def _numbers(batch: TrainBatch, per_action: bool, device: torch.device) -> dict[str, torch.Tensor]:
+    """What a loss needs of each row, by its name in `Minibatch` of `policies.ppo_by_hand`.
+
+    ``carried_BK``, where log-probabilities are of each action of a chunk: 1 for those that an environment got, else 0.
+    """
+    columns: dict[str, Any] = {name: getattr(batch, name) for name in ("log_prob_B", "advantage_B", "return_B")}
+    if batch.log_prob_B.ndim == 2:
+        actions = batch.log_prob_B.shape[1]
+        steps_B = np.full(len(batch), actions) if batch.steps_B is None else batch.steps_B
+        columns["carried_BK"] = np.arange(actions) < steps_B[:, None]
+    elif per_action:
+        raise ConfigError(
+            "LearnerWorker(per_action=True): this policy gives one log-probability for a whole chunk. Next: leave "
+            "per_action out."
+        )
+    return {n: torch.as_tensor(x, dtype=torch.float32, device=device) for n, x in columns.items()}
+
+
+@torch.no_grad()
+def _log_probs(model: Callable[..., Any], trees: list[Tree], rows: int, at_once: int) -> torch.Tensor:
+    """Of what was done, under the weights as they are now."""
+    parts = [slice(start, start + at_once) for start in range(0, rows, at_once)]
+    return torch.cat([model(*(map_tree(lambda leaf, p=part: leaf[p], t) for t in trees))[0] for part in parts])
+
+
+def _carried_out(
+    entropy: torch.Tensor, log_prob: torch.Tensor, of: Mapping[str, torch.Tensor], per_action: bool
+) -> list[torch.Tensor]:
+    """Entropies; log-probabilities now, when it was done, and before the update if asked for.
+
+    Of chunks without the actions that no environment got, and summed unless ``per_action``.
+    """
+    told = [log_prob, *(of[name] for name in ("log_prob_B", "proximal_B") if name in of)]
+    if "carried_BK" not in of:
+        return [entropy, *told]
+    told = [entropy, *(each * of["carried_BK"] for each in told)]
+    return told if per_action else [each.sum(1) for each in told]
+
+
+def _moving_actions(policy: nn.Module, trees: list[Tree]) -> list[str]:
+    """Names of the parameters on which what is chosen depends.
+
+    The actor's, and of those that it shares with the value net. Asked of the module itself: through a compiled one
+    everything depends on everything.
+    """
+    log_prob, entropy, _ = policy(*trees)
+    learned = {name: p for name, p in policy.named_parameters() if p.requires_grad}
+    gradients = torch.autograd.grad(log_prob.sum() + entropy.sum(), list(learned.values()), allow_unused=True)
+    return [name for name, gradient in zip(learned, gradients, strict=True) if gradient is not None]
 
 
 def _selected(tree: Tree, rows_B: torch.Tensor) -> Tree:
