@@ -302,6 +302,27 @@ def test_half_of_each_minibatch_are_demonstrations():
     assert all(((batch.discount == 0) | (batch.discount == 0.9)).all() for batch in alone)
 
 
+def test_importance_weights_correct_ever_more_over_the_updates():
+    """Their exponent goes from 0.4 to 1 with the share of the updates that is done; the weights themselves are of closed form."""
+    made, exponents = learner(prioritised=True, batch_size=36, updates=4), []
+    step, tree = made.learnt.step, made.replay._tree
+
+    def seen(batch, *rest):
+        chance = tree.get(drawn.pop()) / tree.total  # as it was drawn, priorities follow the step
+        lowest = int(chance.argmin())
+        other = int(chance.argmax())
+        if chance[other] > 1.01 * chance[lowest]:
+            exponents.append(math.log(float(batch.weight[other] / batch.weight[lowest])) / math.log(chance[lowest] / chance[other]))
+        return step(batch, *rest)
+
+    drawn, draw = [], made.minibatches.draw
+    made.minibatches.draw = lambda *given: ((drawn.append(index) or batch, index) for batch, index in draw(*given))
+    made.learnt.step = seen
+    for version, expected in enumerate((0.4, 0.55, 0.7, 0.85, 1.0, 1.0)):
+        made.train(Scripted(played(seed=version, version=version)))
+        assert exponents[-1] == pytest.approx(expected, abs=1e-3)
+
+
 def test_a_floor_keeps_what_hardly_varies_small():
     made = learner(std_floor=0.5)
     made.train(Scripted(played()))
