@@ -80,9 +80,12 @@ def policy_loss(
     """
     if dual_clip is not None and not dual_clip > 1.0:
         raise ConfigError(f"policy_loss(dual_clip={shown(dual_clip)}): greater than 1, such as 3.")
-    log_ratio = log_prob - old_log_prob
-    if mask is not None:  # padding may hold anything, and exp() of it
-        log_ratio = torch.where(mask > 0, log_ratio, 0.0)
+
+    def told(x: Tensor) -> Tensor:
+        """Without padding, which may hold anything: a gradient of zero through what is not finite is none."""
+        return x if mask is None else torch.where(mask > 0, x, 0.0)
+
+    log_ratio, advantage = told(log_prob - old_log_prob), told(advantage)
     ratio = log_ratio.exp()
     low, high = (0.0, float("inf")) if clip is None else (1.0 - clip, 1.0 + (clip if clip_high is None else clip_high))
     objective = ratio * advantage
@@ -91,11 +94,11 @@ def policy_loss(
     if dual_clip is not None:
         objective = torch.where(advantage < 0, torch.maximum(objective, dual_clip * advantage), objective)
     if weight is not None:
-        objective = weight * objective
+        objective = told(weight) * objective
     total = -aggregate(objective, mask, aggregation, constant=constant, denominator=denominator)
     reference_kl = total.new_zeros(())
     if reference_log_prob is not None:
-        x = kl_estimate(log_prob, reference_log_prob, kl_estimator)
+        x = kl_estimate(told(log_prob), told(reference_log_prob), kl_estimator)
         penalty = aggregate(x, mask, aggregation, constant=constant, denominator=denominator)
         total = total + kl_coefficient * penalty
         reference_kl = aggregate(x.detach(), mask)
