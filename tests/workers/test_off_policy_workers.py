@@ -155,6 +155,25 @@ def test_sac_steps_are_those_of_plain_torch(by_hand, target_critics):
     torch.testing.assert_close(step.temperature.log_alpha[0], log_alpha, rtol=1e-4, atol=1e-6)
 
 
+def test_the_critics_of_a_target_are_drawn_by_seed_and_step():
+    """Each as often as another, and of two runs not the same."""
+    make = partial(
+        SACStep, partial(make_actor, OBS, ACTION, **NETS), partial(make_q_ensemble, OBS, ACTION, critics=5, **NETS), learning_rate=1e-2, target_entropy=-1.0,
+        target_critics=2,
+    )  # fmt: skip
+
+    def drawn(seed):
+        step, found = make(seed=seed), []
+        for step.count in range(500):
+            found.append(step._subset(5).tolist())
+        return np.array(found)
+
+    one, again, other = drawn(0), drawn(0), drawn(1)
+    np.testing.assert_array_equal(one, again)
+    assert (one != other).any(1).mean() > 0.9  # 19 of 20 by chance
+    assert all(abs(np.bincount(each.ravel(), minlength=5) - 200).max() < 60 for each in (one, other))
+
+
 def test_normalised_critics_have_the_gradients_of_autograd():
     """The same steps with and without autograd, of five critics."""
     rng, steps = np.random.default_rng(3), []
