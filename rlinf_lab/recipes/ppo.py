@@ -60,7 +60,7 @@ class PPOConfig(SimulatedConfig):
     gamma: Number = 0.98
     """discount per environment step"""
     gae_lambda: Number = 0.9
-    """decay of generalised advantage estimation per environment step"""
+    """decay of generalised advantage estimation per decision: an action, or a chunk of them"""
     learning_rate: Number = dataclasses.field(default_factory=lambda: linear(1e-3, 1e-4))
     """of Adam"""
     n_epochs: Number = 8

@@ -35,7 +35,7 @@ from rlinf_lab.policies import ActorCritic, PolicyWeights
 from rlinf_lab.policies.ppo_by_hand import PPOByHand
 from rlinf_lab.records import TrainBatch, Trajectory, success_rates
 from rlinf_lab.trees import Tree, map_tree, rows
-from rlinf_lab.workers.adam import Adam
+from rlinf_lab.workers.adam import Adam, copied
 from rlinf_lab.workers.computing import Computing
 from rlinf_lab.workers.group import RankGroup
 from rlinf_lab.workers.residence import TorchWorker
@@ -76,12 +76,13 @@ class LearnerWorker(TorchWorker):
 
     ``parallel``: how they share the work. ``"ddp"``: each has all weights, torch's DistributedDataParallel averages the
     gradients. ``"fsdp"``: each keeps its part of weights, gradients and Adam's moments (torch's `fully_shard`). Ranks
-    may join and leave between updates. ``policy`` constructs the module, as in `PolicyWorker`. ``gamma``,
-    ``gae_lambda``: discount and GAE decay per environment step. ``batch_size``: samples of a gradient step at most, at
-    least 2; a pass is divided evenly. ``reward_scale`` multiplies rewards before anything else. ``normalize_reward``:
-    they are also divided by the running standard deviation of the discounted return (as VecNormalize of
-    stable-baselines3). ``updates``: how many are planned; a number may be a schedule over them (`Number`). ``save_to``:
-    safetensors file written when the run ends. ``state``: of another learner (`state_dict`), to go on from.
+    may join and leave between updates. ``policy`` constructs the module, as in `PolicyWorker`. ``gamma``: discount per
+    environment step. ``gae_lambda``: GAE's decay per row, an action or a chunk of them. ``batch_size``: samples of a
+    gradient step at most, at least 2; a pass is divided evenly. ``reward_scale`` multiplies rewards before anything
+    else. ``normalize_reward``: they are also divided by the running standard deviation of the discounted return (as
+    VecNormalize of stable-baselines3). ``updates``: how many are planned; a number may be a schedule over them
+    (`Number`). ``save_to``: safetensors file written when the run ends. ``state``: of another learner (`state_dict`),
+    to go on from.
     ``per_action``: whether each action of a chunk has a probability ratio of its own, and not the chunk.
     ``critic_warmup``: so many updates at first teach the value net alone. ``target_kl``: above 1.5 times that the rest
     of an update does, too; with ``vf_coef`` 0 the update ends. ``advantage_of_steps``, ``loss_of_policy``: of the forms
@@ -346,7 +347,7 @@ class LearnerWorker(TorchWorker):
         training on does not change it.
         """
         with self._together():
-            weights, optimizer = self.weights(), _copied(self.group.whole_state(self.optimizer))
+            weights, optimizer = self.weights(), copied(self.group.whole_state(self.optimizer))
         return {
             "weights": weights, "optimizer": optimizer, "moments": self.moments, "returns": self.returns,
             "rng": self._rng.bit_generator.state,
@@ -358,7 +359,7 @@ class LearnerWorker(TorchWorker):
         if self.group.forget():
             self._begin()  # whole again; the next update shares it out
         self.policy.load(state["weights"])
-        self.optimizer.load_state_dict(_copied(state["optimizer"]))  # torch would go on with the very tensors
+        self.optimizer.load_state_dict(copied(state["optimizer"]))  # torch would go on with the very tensors
         self.moments, self.returns, self.env_steps = state["moments"], state["returns"], state["env_steps"]
         self._rng.bit_generator.state = state["rng"]
         self._made = state["weights"]
@@ -369,15 +370,6 @@ class LearnerWorker(TorchWorker):
         # before the first update a file of another run stays
         if self._save_to and self.rank == 0 and self._made is not None:
             self._made.save(self._save_to)
-
-
-def _copied(state: Any) -> Any:
-    """A state of nested dicts and lists, its tensors in host memory. None of them is the same as there."""
-    if isinstance(state, dict):
-        return {key: _copied(value) for key, value in state.items()}
-    if isinstance(state, list):
-        return [_copied(value) for value in state]
-    return state.detach().to("cpu", copy=True) if isinstance(state, torch.Tensor) else state
 
 
 def _numbers(batch: TrainBatch, per_action: bool, device: torch.device) -> dict[str, torch.Tensor]:
