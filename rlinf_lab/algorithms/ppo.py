@@ -82,7 +82,7 @@ def policy_loss(
         raise ConfigError(f"policy_loss(dual_clip={shown(dual_clip)}): greater than 1, such as 3.")
 
     def told(x: Tensor) -> Tensor:
-        """Without padding, which may hold anything: a gradient of zero through what is not finite is none."""
+        """Without padding, which may hold anything: zero times what is not finite is no zero."""
         return x if mask is None else torch.where(mask > 0, x, 0.0)
 
     log_ratio, advantage = told(log_prob - old_log_prob), told(advantage)
