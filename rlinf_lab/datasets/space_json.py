@@ -119,6 +119,18 @@ def built(space: Space, leaf: Any, path: tuple[str, ...] = ()) -> Tree:
     return leaf(path)
 
 
+def typed(space: Space, tree: Tree, cut: bool = False) -> Tree:
+    """Arrays in the types of their space. ``cut``: to the bounds of a Box, too."""
+    leaves = dict(leaf_spaces(space))
+
+    def leaf(path: tuple[str, ...]) -> np.ndarray:
+        part, array = leaves[path], np.asarray(at(tree, path))
+        array = np.clip(array, part.low, part.high) if cut and isinstance(part, spaces.Box) else array
+        return array.astype(part.dtype, copy=False)
+
+    return built(space, leaf)
+
+
 def is_image(space: Space) -> bool:
     """A picture: uint8, height × width × 3."""
     return isinstance(space, spaces.Box) and space.dtype == np.uint8 and len(space.shape) == 3 and space.shape[2] == 3
