@@ -93,7 +93,7 @@ class ChunkSampler:
         return tuple(map_tree(lambda *parts: np.concatenate(parts)[place], *trees) for trees in (obs, actions))
 
     def _take(self, rows: int, rng: np.random.Generator, obs: list[Tree], actions: list[Tree]) -> NDArray:
-        """Rows of the window, appended episode by episode; returns the place of each among those drawn."""
+        """Rows of the window, appended episode by episode. Returns the place of each among those drawn."""
         episodes = list(self._window)
         ends_E = np.cumsum([len(e) for e in episodes])
         flat_B = rng.integers(ends_E[-1], size=rows)
