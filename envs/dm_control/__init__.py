@@ -102,7 +102,8 @@ def spec(task: str, max_episode_steps: int | None = None) -> EnvSpec:
 def _spec(task: str, env: ControlEnv, max_episode_steps: int | None, draws: bool = False) -> EnvSpec:
     id = f"dm_control/{task}"
     limits = [limit for limit in (max_episode_steps, env.limit) if limit is not None]
-    return EnvSpec(id, env.observation_space, presented_action(env.native_space, id), min(limits) if limits else None, None, renders=draws)
+    action, limit = presented_action(env.native_space, id), min(limits) if limits else None
+    return EnvSpec(id, env.observation_space, action, limit, None, renders=draws, native_action_space=env.native_space)
 
 
 def make(task: str, num_envs: int, max_episode_steps: int | None = None, **options: Any) -> LoopVecEnv:

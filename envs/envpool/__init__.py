@@ -126,7 +126,8 @@ def _described(task: str, options: dict[str, Any]) -> tuple[EnvSpec, Native]:
         known = _simulator().make_spec(task, **options)
     observation, action = presented_observation(known.gymnasium_observation_space, id), presented_action(known.gymnasium_action_space, id)
     success = "info['success'] of the task" if task.startswith("MetaWorld/") else None
-    return EnvSpec(id, observation, action, int(known.config.max_episode_steps), success), Native(known.gymnasium_action_space)
+    native = known.gymnasium_action_space
+    return EnvSpec(id, observation, action, int(known.config.max_episode_steps), success, native_action_space=native), Native(native)
 
 
 def _checked_options(task: str, options: dict[str, Any]) -> dict[str, Any]:
@@ -135,7 +136,7 @@ def _checked_options(task: str, options: dict[str, Any]) -> dict[str, Any]:
         if name in _OURS:
             raise ConfigError(f"envpool/{task}: {name} is said by make_vec(id, num_envs, max_episode_steps, cores=...) and reset(seed=...).")
         if name not in known:
-            raise UnknownNameError.of(f"option of envpool/{task}", name, [n for n in known if n not in _OURS])
+            raise UnknownNameError.of("option", name, [n for n in known if n not in _OURS], whose=f"envpool/{task}")
     return {**({"partially_observable": False} if "partially_observable" in known else {}), **options}
 
 

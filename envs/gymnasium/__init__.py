@@ -255,8 +255,9 @@ def _vector(maker: Maker, num_envs: int, max_episode_steps: int | None) -> LoopV
         )  # fmt: skip
     limits = [steps for steps in (limit, max_episode_steps) if steps is not None]
     spec = EnvSpec(
-        maker.id, first.observation_space, first.action_space, min(limits) if limits else None, None, renders=first.draws
-    )
+        maker.id, first.observation_space, first.action_space, min(limits) if limits else None, None, renders=first.draws,
+        native_action_space=first.env.action_space,
+    )  # fmt: skip
     return LoopVecEnv(envs, spec, Native(first.env.action_space))
 
 

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from rlinf_lab.records import EnvStep
 from rlinf_lab.vecenv import EnvSpec, checked_actions
 from rlinf_lab.vecenv.loop import check_state, described
+from rlinf_lab.vecenv.spaces import presented_action
 
 AHEAD = 32  # states that a generator draws at once: the same numbers as one by one, a tenth of the time
 _NEVER = np.iinfo(np.int64).max
@@ -73,16 +74,15 @@ class ClassicVecEnv:
         drawn = bool(find_spec("pygame"))
         self._single = gymnasium.make(task, render_mode="rgb_array" if drawn else None, disable_env_checker=True)  # its spaces, and its pictures
         limit = max_episode_steps or gymnasium.spec(task).max_episode_steps
-        self.num_envs, self.spec = num_envs, EnvSpec(id, self._single.observation_space, self._presented(), limit, renders=drawn)
+        observation, native = self._single.observation_space, self._single.action_space
+        self.num_envs = num_envs
+        self.spec = EnvSpec(id, observation, presented_action(native, id), limit, renders=drawn, native_action_space=native)
         self._choices = int(self.spec.action_space.n) if isinstance(self.spec.action_space, spaces.Discrete) else None
         self._limit = limit or _NEVER
         self._beginnings = Beginnings(num_envs, self.low_S, self.high_S)
         self._state_SN = np.zeros((self.numbers, num_envs))
         self._age_N = np.zeros(num_envs, np.int64)
         self._started = False
-
-    def _presented(self) -> spaces.Space:
-        return self._single.action_space
 
     def reset(self, *, seed: int | None = None) -> NDArray[np.float32]:
         if seed is not None:
@@ -222,9 +222,6 @@ class Pendulum(ClassicVecEnv):
     low_S, high_S = (-math.pi, -1.0), (math.pi, 1.0)
     GRAVITY, SECONDS, FASTEST = 10.0, 0.05, 8
     TORQUE = np.float32(2.0)
-
-    def _presented(self) -> spaces.Space:
-        return spaces.Box(-1.0, 1.0, (1,), np.float32)
 
     def _advance(self, action_N: NDArray) -> tuple[NDArray, None]:
         angle_N, turning_N = self._state_SN

@@ -51,7 +51,8 @@ class MujocoVecEnv:
         observation, action = presented_observation(self._env.observation_space, id), presented_action(self._env.action_space, id)
         self._native = Native(self._env.action_space)
         limit = max_episode_steps or (self._outer.spec.max_episode_steps if self._outer.spec else None)
-        self.num_envs, self.spec = num_envs, EnvSpec(id, observation, action, limit, None, renders=bool(self._env.render_mode))
+        draws, native = bool(self._env.render_mode), self._env.action_space
+        self.num_envs, self.spec = num_envs, EnvSpec(id, observation, action, limit, None, renders=draws, native_action_space=native)
         self._limit = limit or _NEVER
         self._age_N = np.zeros(num_envs, np.int64)
         self._place_N: NDArray = np.zeros(num_envs)

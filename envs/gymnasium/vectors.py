@@ -140,7 +140,7 @@ def from_vector(id: str, env: VectorEnv, *, num_envs: int, max_episode_steps: in
         )  # fmt: skip
     spec = EnvSpec(
         id, presented_observation(env.single_observation_space, id), presented_action(env.single_action_space, id), limit, None,
-        renders=getattr(env, "render_mode", None) == "rgb_array",
+        renders=getattr(env, "render_mode", None) == "rgb_array", native_action_space=env.single_action_space,
     )  # fmt: skip
     return GymnasiumVector(env, spec, mode)
 

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 from gymnasium import Space
 from numpy.typing import NDArray
 
-from rlinf_lab.errors import ConfigError, counted, shown
+from rlinf_lab.errors import ConfigError, UnknownNameError, counted, shown
 from rlinf_lab.trees import Tree, leaves, map_tree, named_leaves
 
 if TYPE_CHECKING:
@@ -73,7 +73,10 @@ class Episode:
         return sum(np.asarray(leaf).nbytes for tree in (self.obs_T, self.action_T) for leaf in leaves(tree)) + self.reward_T.nbytes
 
     def differences(self, other: Episode) -> str:
-        """Where another episode differs from this one, bit by bit; "" where nowhere."""
+        """Where another episode differs from this one, bit by bit; "" where nowhere.
+
+        Of single and double precision, which Minari's may have, in single precision.
+        """
         if len(self) != len(other):
             return f"{len(self)} steps against {len(other)}"
         pairs = [("obs", self.obs_T, other.obs_T), ("action", self.action_T, other.action_T), ("reward", self.reward_T, other.reward_T)]
@@ -81,7 +84,8 @@ class Episode:
             pairs.append(("final_obs", map_tree(lambda x: np.asarray(x)[None], self.final_obs), map_tree(lambda x: np.asarray(x)[None], other.final_obs)))
         for name, mine, theirs in pairs:
             for (leaf, a), (_, b) in zip(named_leaves(mine), named_leaves(theirs), strict=True):
-                unequal_T = np.any(np.asarray(a) != np.asarray(b), axis=tuple(range(1, np.ndim(a))))
+                a, b = _alike(np.asarray(a), np.asarray(b))
+                unequal_T = np.any(a != b, axis=tuple(range(1, np.ndim(a))))
                 if unequal_T.any():
                     return f"{name}{leaf} from step {int(np.argmax(unequal_T))} on"
         ends = (self.terminated, self.truncated), (other.terminated, other.truncated)
@@ -101,7 +105,7 @@ class DataSpec:
     observation_space: Space
     """of one observation"""
     action_space: Space
-    """of one action, as a policy acts: a Box with finite bounds is Box(-1, 1)"""
+    """of one action: as a policy acts (of a bounded Box in [-1, 1]) or as the simulator has it, see `presenting`"""
     env: str | None = None
     """id of the environment; None: not known, or no simulator's"""
     max_episode_steps: int | None = None
@@ -161,6 +165,17 @@ class EpisodeSource(ABC, Sequence[Episode]):
             raise ConfigError(f"where({shown(wanted)}): a function of an Episode. Next: data.where(lambda episode: episode.success).")
         return EpisodeSlice(self, tuple(i for i, episode in enumerate(self) if wanted(episode)))
 
+    def with_spec(self, **changes: Any) -> EpisodeSource:
+        """The same episodes, of which something else is said.
+
+        Such as ``action_space=Box(low, high)`` where a LeRobotDataset says no bounds, or ``env=``. Reads and changes none.
+        """
+        known = [f.name for f in fields(DataSpec)]
+        for name in changes:
+            if name not in known:
+                raise UnknownNameError.of("field of DataSpec", name, known)
+        return EpisodeSlice(self, tuple(range(len(self))), replace(self.spec, **changes))
+
     def to_pandas(self) -> pd.DataFrame:
         """A row for each episode; reads all of them.
 
@@ -212,18 +227,34 @@ class EpisodeList(EpisodeSource):
         return np.array([len(e) for e in self.episodes], np.int64)
 
     def __add__(self, other: EpisodeSource) -> EpisodeList:
-        """Both, one after another. `ConfigError` where their spaces differ."""
+        """Both, one after another. `ConfigError` where spaces or ``fps`` differ.
+
+        Environment, limit of steps and who acted are those of both; where they differ they are not known of the whole.
+        """
         mine, theirs = self.spec, other.spec
-        if (mine.observation_space, mine.action_space) != (theirs.observation_space, theirs.action_space):
-            raise ConfigError(f"These data sets have different spaces: {mine!r} and {theirs!r}.")
-        return EpisodeList(mine, [*self.episodes, *other])
+        if (mine.observation_space, mine.action_space, mine.fps) != (theirs.observation_space, theirs.action_space, theirs.fps):
+            raise ConfigError(f"These data sets have different spaces or steps a second: {mine!r}, {mine.fps:g} fps, and {theirs!r}, {theirs.fps:g} fps.")
+        is_one = mine.env == theirs.env
+        spec = replace(
+            mine, env=mine.env if is_one else None, by=mine.by if mine.by == theirs.by else "",
+            max_episode_steps=mine.max_episode_steps if is_one and mine.max_episode_steps == theirs.max_episode_steps else None,
+        )  # fmt: skip
+        return EpisodeList(spec, [*self.episodes, *other])
+
+
+def _alike(a: NDArray, b: NDArray) -> tuple[NDArray, NDArray]:
+    """Both in the lesser precision of the two, where they are no whole numbers."""
+    if a.dtype.kind == b.dtype.kind == "f":
+        kind = min(a.dtype, b.dtype, key=lambda dtype: dtype.itemsize)
+        return a.astype(kind, copy=False), b.astype(kind, copy=False)
+    return a, b
 
 
 class EpisodeSlice(EpisodeSource):
-    """Some episodes of another source."""
+    """Some episodes of another source. ``spec``: what is said of them; None: the same."""
 
-    def __init__(self, source: EpisodeSource, indices: tuple[int, ...]) -> None:
-        self.source, self.indices, self.spec = source, indices, source.spec
+    def __init__(self, source: EpisodeSource, indices: tuple[int, ...], spec: DataSpec | None = None) -> None:
+        self.source, self.indices, self.spec = source, indices, spec or source.spec
 
     def __len__(self) -> int:
         return len(self.indices)

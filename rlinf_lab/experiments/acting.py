@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from rlinf_lab.datasets.space_json import typed
 from rlinf_lab.errors import ConfigError, counted
 from rlinf_lab.experiments.evaluation import Evaluation, Told, check_counts, play
 from rlinf_lab.policies.leaves import flatten, leaves_of, unflatten
 from rlinf_lab.policies.weights import PolicyWeights
-from rlinf_lab.trees import map_tree, rows
+from rlinf_lab.trees import rows
 from rlinf_lab.vecenv.base import LONGEST
 from rlinf_lab.vecenv.spaces import Native
 from rlinf_lab.workers.seeds import Purpose, environment_seed
@@ -45,6 +46,8 @@ class TrainedPolicy:
                 f"These weights are of another policy than {config.factory.id} has: {first} Next: the environment that "
                 "they were trained on."
             ) from error
+        native = config.spec.native_action_space
+        self._native = None if native is None else Native(native)
         self.version = weights.version
 
     def act(self, obs: Any) -> Any:
@@ -82,8 +85,7 @@ class TrainedPolicy:
         action = self.act(obs)
         if getattr(self.config, "chunk", None) is not None:
             action = np.take(action, 0, axis=np.ndim(action) - len(self.action_space.shape) - 1)
-        clipped = map_tree(lambda leaf: np.clip(leaf, -1, 1) if np.asarray(leaf).dtype.kind == "f" else leaf, action)
-        return (action if self._native is None else self._native(clipped)), None
+        return (action if self._native is None else self._native(typed(self.action_space, action, cut=True))), None
 
     def export(self, path: str | os.PathLike[str]) -> Path:
         """Write it for other programs, normalisation inside: ".pt2" (torch.export) or ".onnx". Returns the path. See
@@ -100,20 +102,6 @@ class TrainedPolicy:
         from rlinf_lab.recipes.film import film
 
         return film(self.config, self.module.weights(), Path(path), episodes)
-
-    @functools.cached_property
-    def _native(self) -> Native | None:
-        """To the range of the environment's own actions; None where it is no gymnasium environment."""
-        factory = self.config.factory
-        stock = {"runner": "loop"} if "loop" in factory.runners() else {}  # others do not hold gymnasium's environments
-        if factory.size is not None:
-            return Native(factory.given.single_action_space)
-        env = factory(1, self.config.max_episode_steps, **stock)
-        try:
-            single = getattr(next(iter(getattr(env, "envs", ())), None), "env", None)
-            return None if single is None else Native(single.action_space)
-        finally:
-            env.close()
 
     def evaluate(self, episodes: int = 50, seed: int | None = None) -> Evaluation:
         """Play whole episodes greedily on environments of its own; ``seed``: of these, None: the run's.

@@ -24,7 +24,9 @@ class Options:
     eval_episodes: int = 20
     """episodes of such an evaluation, on the same unseen seeds each time"""
     eval_seed: int | None = None
-    """of these environments; None: the run's own seed. Never one of training"""
+    """of these environments; None: one of the run's own, apart from that of ``run.evaluate()``: what chose the best
+    policy cannot judge it. Never one of training
+    """
     until: Until | Mapping[str, float] | None = None
     """end as soon as one is reached: {"return": 475}, "success_rate" (0 to 1), "hours", "patience" (looks in a row
     without a better return). Of evaluations where there are any, else of training, over five iterations
@@ -34,7 +36,7 @@ class Options:
     the run
     """
     checkpoint_minutes: float | None = 10.0
-    """write the learner's state so often; None: at the end only"""
+    """write the learner's state so often, the first time after a minute at most; None: at the end only"""
     keep_checkpoints: int = 3
     """how many of these stay, the newest ones"""
     checkpoint_on_sigterm: bool = False

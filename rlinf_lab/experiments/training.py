@@ -23,7 +23,7 @@ from rlinf_lab.experiments.goals import Watch
 from rlinf_lab.experiments.loggers import Loggers
 from rlinf_lab.experiments.options import Options, checked_metrics
 from rlinf_lab.experiments.recipe import Recipe
-from rlinf_lab.experiments.storage.folder import RunFolder, env_name, this_process, to_plain, versions
+from rlinf_lab.experiments.storage.folder import Best, RunFolder, env_name, this_process, to_plain, versions
 from rlinf_lab.experiments.storage.keeping import Keeper
 from rlinf_lab.experiments.storage.snapshot import Snapshot
 from rlinf_lab.experiments.storage.source import source_of
@@ -33,7 +33,7 @@ from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.runtime.run.run import ENDED, Run, run
 from rlinf_lab.runtime.run.samples import joined
 from rlinf_lab.vecenv import Runner
-from rlinf_lab.workers.seeds import Purpose, environment_seed
+from rlinf_lab.workers.seeds import Purpose, environment_seed, looks_seed
 from rlinf_lab.workflow.workflow import Workflow
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class TrainingRun:
         self._source = source_of(config)
         self.error: BaseException | None = None
         self._folder, self._id = folder, uuid.uuid4().hex if folder is None else folder.run_id()
-        best = None if folder is None or start is None else folder.best_return()
+        best = None if folder is None or start is None else folder.best()
         self._keeper = Keeper(folder, options.checkpoint_minutes, options.keep_checkpoints, best)
         self._watch = Watch(options.goals, options.eval_every is not None)
         self._between = Between(first, config.updates, self._wants_state, self._took)
@@ -149,8 +149,7 @@ class TrainingRun:
         """starting, running, paused, finished, stopped or failed."""
         if self.error is not None or self.run.state == "failed":
             return "failed"
-        # a phase: the next one begins, or the end is being written
-        if not self._is_over and self.run.state == "finished":
+        if not self._is_over and self.run.state == "finished":  # a phase: the next one begins, or the end is written
             return "running"
         return "stopped" if self._stopped and self.run.state in ENDED else self.run.state
 
@@ -223,10 +222,11 @@ class TrainingRun:
         anew = textwrap.shorten(self._begins_anew, 120, placeholder=" …")
         how = f"from the start of episodes ({anew})" if anew else "exactly where it was"
         resumed = f"; went on after iteration {self._between.first} {how}" if self._between.first else ""
+        auto = "" if self.auto is None or (self.auto.measures and self.state in ENDED) else f"; {self.auto.note}"
         runner = f"; steps by {self.runner.brief}" if self.runner is not None else ""
         return (
             f"TrainingRun({self.recipe.name} {env_name(self.config)}: {self.state}{why}, "
-            f"iteration {self.iteration}/{self.config.updates}{value}{resumed}{runner})"
+            f"iteration {self.iteration}/{self.config.updates}{value}{resumed}{auto}{runner})"
         )
 
     # --- the policy ----------------------------------------------------------------------------------------
@@ -240,7 +240,8 @@ class TrainingRun:
         """Play whole episodes greedily with the newest weights (or the ``best``). On environments of its own; the run
         goes on.
 
-        ``seed``: of the environments, never one of training; None: the run's own, as ``eval_every`` uses.
+        ``seed``: of the environments, never one of training; None: the run's own. Those of ``eval_every``, which chose
+        the best, are others.
         """
         return self.policy(best).evaluate(episodes, seed)
 
@@ -266,19 +267,19 @@ class TrainingRun:
         folder.make()
         self._describe(folder)
         folder.write_tables(*self._tables(), self.timeline)
-        if self._keeper.best_snapshot is not None:
-            self._keeper.best_snapshot.weights.save(folder.path / "best.safetensors")
+        if self._keeper.best is not None:
+            folder.write_best(self._keeper.best)
         folder.write_state(snapshot)
         about = {"state": self.state, "iteration": snapshot.iteration, "iterations": self.config.updates}
         folder.about(**about, saved=time.time(), **this_process())
         return folder.path
 
-    def _best(self) -> Snapshot:
-        if self._keeper.best_snapshot is None:
+    def _best(self) -> Best:
+        if self._keeper.best is None:
             raise ConfigError(
                 "There is no best policy: nothing was evaluated so far. Next: lab.train(..., eval_every=5_000)."
             )
-        return self._keeper.best_snapshot
+        return self._keeper.best
 
     # --- the run's thread --------------------------------------------------------------------------------
     def _requests(self, requests: Iterator[str]) -> Iterator[str]:
@@ -293,9 +294,9 @@ class TrainingRun:
         iteration = int(row["iteration"])
         if snapshot is not None and self.options.evaluates_after(iteration, self.config.env_steps):
             began, cpu = time.perf_counter(), time.thread_time()
-            found = self.recipe.policy(self.config, snapshot.weights).evaluate(
-                self.options.eval_episodes, self.options.eval_seed
-            )
+            own = self.options.eval_seed
+            seed = looks_seed(self.config.seed) if own is None else own
+            found = self.recipe.policy(self.config, snapshot.weights).evaluate(self.options.eval_episodes, seed)
             row |= {
                 **found.row(),
                 "eval_seconds": time.perf_counter() - began,
@@ -428,10 +429,10 @@ class TrainingRun:
         if in_notebook():
             self.show()
         elif self._line is None:
-            steps = self.config.env_steps
+            steps, first = self.config.env_steps, self._between.first
             self._line = Line(
-                f"{self.recipe.name} {env_name(self.config)}", self.config.updates * steps, self._between.first * steps,
-                first_words(self.config, self._between.first, self.folder), getattr(self.config, "unit", "steps"),
+                f"{self.recipe.name} {env_name(self.config)}", self.config.updates * steps, first * steps,
+                first_words(self.config, first, self.folder, self.auto), getattr(self.config, "unit", "steps"),
             )  # fmt: skip
 
     def _tell_folder(self, **about: Any) -> None:

@@ -15,16 +15,16 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 
-from gymnasium.spaces import Box
 from torch import nn
 
 from rlinf_lab.datasets import EpisodeSource
+from rlinf_lab.datasets.given import recorded
+from rlinf_lab.datasets.presenting import presented
 from rlinf_lab.datasets.sampling import MEMORY
 from rlinf_lab.errors import ConfigError
 from rlinf_lab.policies import Flow, make_policy
@@ -33,6 +33,7 @@ from rlinf_lab.recipes.described import described
 from rlinf_lab.recipes.ppo import seeded
 from rlinf_lab.recipes.starting_policy import StartingPolicy
 from rlinf_lab.vecenv import EnvFactory, EnvSpec, environment
+from rlinf_lab.vecenv.spaces import presented_action, presented_observation
 from rlinf_lab.workers.imitation.cloning import CloneLearner, DataWorker, first_weights
 from rlinf_lab.workers.learner import Number
 from rlinf_lab.workflow.workflow import Workflow
@@ -92,10 +93,7 @@ class CloneConfig(RecipeConfig):
         for name in ("total_timesteps", "iterations"):
             self._require(name, getattr(self, name) is None, "None: cloning is counted in gradient_steps, such as gradient_steps=2000")
         super().__post_init__()
-        if isinstance(self.data, (str, os.PathLike)):
-            from rlinf_lab.datasets import read_lerobot
-
-            object.__setattr__(self, "data", read_lerobot(self.data))
+        object.__setattr__(self, "data", recorded(self.data))
         fits = self.data is None or isinstance(self.data, EpisodeSource)
         self._require("data", fits, "recorded episodes, such as lab.collect(env, 'expert', episodes=10), or the folder of a LeRobotDataset")
         if self.data is not None and self.env is None:
@@ -141,7 +139,8 @@ class CloneConfig(RecipeConfig):
             return self.factory.spec(self.max_episode_steps)
         if self.data is None:
             raise ConfigError("CloneConfig: neither env nor data is given, so nothing says what is observed. Next: data=lab.collect(env, 'expert').")
-        return EnvSpec("data/no-environment", self.data.spec.observation_space, self.data.spec.action_space)
+        id, observation, action = "data/no-environment", self.data.spec.observation_space, self.data.spec.action_space
+        return EnvSpec(id, presented_observation(observation, id), presented_action(action, id), native_action_space=action)
 
     def make_policy(self) -> partial[Any]:
         """The constructor; equal arguments, equal initial weights."""
@@ -168,14 +167,14 @@ def build(config: CloneConfig, state: dict[str, Any] | None = None) -> Workflow:
     """
     if config.data is None:
         raise ConfigError("Cloning needs recorded episodes. Next: lab.train('clone', data=lab.collect('metaworld/push-v3', 'expert', episodes=10)).")
-    _check_spaces(config)
+    episodes = presented(config.data, config.spec)
     make = config.make_policy()
     _check_chunks(config, make())
     flow = Workflow("clone")
     minibatches = flow.channel("minibatches", whole=True)
     _, taken = first_weights(state)
     data = flow.worker(
-        DataWorker, config.data, name="data", rows=config.batch_size * config.steps_per_iteration, chunk_size=config.chunk, memory=config.memory,
+        DataWorker, episodes, name="data", rows=config.batch_size * config.steps_per_iteration, chunk_size=config.chunk, memory=config.memory,
         seed=config.seed, taken=taken,
     )  # fmt: skip
     learner = flow.worker(
@@ -196,13 +195,6 @@ def build(config: CloneConfig, state: dict[str, Any] | None = None) -> Workflow:
 def shares(config: CloneConfig) -> dict[str, int]:
     """The learner may have as many ranks as the settings say."""
     return {"learner": config.learners}
-
-
-def _check_spaces(config: CloneConfig) -> None:
-    for kind in ("observation_space", "action_space"):
-        has, wanted = getattr(config.data.spec, kind), getattr(config.spec, kind)
-        if has != wanted and not (isinstance(has, Box) and isinstance(wanted, Box) and has.shape == wanted.shape):
-            raise ConfigError(f"The data has the {kind} {has}, and {config.factory.id} has {wanted}. Next: data that was recorded there.")
 
 
 def _check_chunks(config: CloneConfig, module: Any) -> None:

@@ -176,7 +176,7 @@ def fuse(
 
 def _collecting(config: OffPolicyConfig, state: dict[str, Any] | None) -> tuple[dict[str, Any], dict[str, Any]]:
     """Arguments of simulator and policy."""
-    weights, taken = (None, 0) if state is None else (state["weights"], state["env_steps"] // config.num_envs)
+    weights, taken = (None, 0) if state is None else (state["weights"], state["weights"].version * config.train_freq)
     config.make_policy()()  # refuses a space here, not in a worker after the launch
     random_steps = -(-config.learning_starts // config.num_envs)
     return config.simulating(config.train_freq, taken, state), {"random_steps": random_steps, "seed": config.seed, "weights": weights}

@@ -10,12 +10,19 @@ many gradient steps for each environment step. Source: Ball et al., Efficient On
 from __future__ import annotations
 
 import functools
+import os
+import warnings
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
+from gymnasium.spaces import Box
 
+from rlinf_lab.datasets import EpisodeSource
+from rlinf_lab.datasets.given import recorded
+from rlinf_lab.datasets.presenting import presented
+from rlinf_lab.datasets.space_json import at, leaf_spaces
 from rlinf_lab.errors import ConfigError
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.recipes import off_policy
@@ -35,11 +42,15 @@ __all__ = ["RLPDConfig", "build", "fuse", "shares"]
 @described
 @dataclass(frozen=True)
 class RLPDConfig(SACConfig):
-    """Every number of the experiment. See `OffPolicyConfig`; those here are the paper's, a smaller ``n_critics`` and fewer gradient steps are cheaper."""
+    """Every number of the experiment. See `OffPolicyConfig`; those here are the paper's, a smaller ``n_critics`` and fewer gradient steps are cheaper.
+
+    But ``target_entropy`` is SAC's: the authors' code steers to half of that, minus half the number of action dimensions.
+    """
 
     data: Any = None
-    """demonstrations: a `replay.ReplayBuffer`, the path of one, or episodes (`replay.demonstrations`), whose rewards become those of
-    ``reward`` where they tell of success; a buffer's stay as they are"""
+    """demonstrations: episodes of `collect` or of `datasets`, or the folder of a LeRobotDataset, whose rewards become those of ``reward`` where they tell of
+    success; or a `replay.ReplayBuffer`, or the file of one, whose rewards stay as they are. Actions of a buffer, or of a plain list of episodes, are taken as a policy acts
+    (of a bounded Box in [-1, 1]); a data set says its own range"""
     offline_share: float = 0.5
     """of each minibatch, drawn from them"""
     train_freq: int = 1
@@ -57,7 +68,8 @@ class RLPDConfig(SACConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._require("data", self.data is not None, "demonstrations: a ReplayBuffer, the path of one, or episodes, such as data=lab.collect(env, 'expert', episodes=10)")
+        self._require("data", self.data is not None, "demonstrations: episodes, such as data=lab.collect(env, 'expert', episodes=10), the folder of a LeRobotDataset, or a ReplayBuffer")
+        self._require("prioritized_replay", not self.prioritized_replay, "False: demonstrations are drawn uniformly beside one's own transitions, as the paper has it")
         self._require("offline_share", real(self.offline_share) and 0 <= self.offline_share <= 1, "a number between 0 and 1")
         within = whole(self.target_critics, 1) and self.target_critics <= self.n_critics
         self._require("target_critics", within, f"a whole number between 1 and n_critics = {self.n_critics}")
@@ -71,17 +83,38 @@ class RLPDConfig(SACConfig):
     @functools.cached_property
     def _offline(self) -> ReplayBuffer:
         """The transitions of ``data``, with draws of their own. `ConfigError` where they are of another environment."""
-        found = demonstrations(self.data, reward=self.reward)
+        data = recorded(self.data)
+        found = demonstrations(presented(data, self.spec) if isinstance(data, EpisodeSource) else data, reward=self.reward)
         buffer = ReplayBuffer(len(found), seed=self.seed)
-        buffer.add(found.rows(found.order))
-        row, spec = buffer.rows(np.zeros(1, np.int64)), self.spec
-        one = np.random.default_rng(0)
+        transitions, spec = found.rows(found.order), self.spec
+        buffer.add(transitions)
+        row, one = buffer.rows(np.zeros(1, np.int64)), np.random.default_rng(0)
+        if "discount" in row:
+            raise ConfigError("RLPDConfig.data holds a discount, as transitions over several steps do; here each is over one. Next: add them without replay.NStep.")
         for part, space in (("obs", spec.observation_space), ("action", spec.action_space)):
             wanted = {name: leaf.shape[1:] for name, leaf in flat(sampled(space, one, 1)).items()}
             given = {name: leaf.shape[1:] for name, leaf in flat(row[part]).items()}
             if wanted != given:
                 raise ConfigError(f"RLPDConfig.data has {part} of shapes {given}; {self.factory.id} has {wanted}. Next: demonstrations of this environment.")
+        self._check_units(transitions["action"])
         return buffer
+
+    def _check_units(self, action_B: Any) -> None:
+        """Whether actions are as a policy acts, as far as can be seen. A data set says it; a list of its episodes does not."""
+        id, wanted, native = self.factory.id, self.spec.action_space, self.spec.native_action_space
+        for path, space in leaf_spaces(wanted):
+            leaf = at(action_B, path)
+            if isinstance(space, Box) and ((leaf < space.low - 1e-5).any() or (leaf > space.high + 1e-5).any()):
+                raise ConfigError(
+                    f"RLPDConfig.data has actions from {leaf.min():.4g} to {leaf.max():.4g}, and a policy of {id} acts in {wanted}. Next: a data set "
+                    "whose spec says the range of its actions, such as read_minari(...), not a list of its episodes."
+                )
+        is_list = not isinstance(self.data, (EpisodeSource, ReplayBuffer, str, os.PathLike))
+        if is_list and native is not None and native != wanted:
+            warnings.warn(
+                f"RLPDConfig.data is a list, which says nothing of its actions' range: they are taken as a policy of {id} acts, in {wanted} (the simulator's "
+                f"own: {native}). Next: the data set itself.", stacklevel=2,
+            )  # fmt: skip
 
 
 def build(config: RLPDConfig, state: dict[str, Any] | None = None) -> Workflow:

@@ -75,13 +75,16 @@ class EnvSpec:
     """where it hands over torch tensors, and takes actions, such as "cuda:0"; None: numpy arrays. `on_host` makes arrays of them"""
     runner: Runner | None = field(default=None, compare=False)
     """what steps the environments; None: not said"""
+    native_action_space: spaces.Space | None = None
+    """the simulator's own, to which the adapter maps; None: not said"""
 
     def __repr__(self) -> str:
         limit = "no limit of steps" if self.max_episode_steps is None else f"at most {counted(self.max_episode_steps, 'step')}"
         told = [f"success: {self.success}"] if self.success else []
         told += [f"torch tensors on {self.device}"] if self.device else []
         told += [f"steps by {self.runner.brief}"] if self.runner else []
-        lines = [f"observation {self.observation_space}", f"action {self.action_space}", *told]
+        own = "" if self.native_action_space in (None, self.action_space) else f", the simulator's own {self.native_action_space}"
+        lines = [f"observation {self.observation_space}", f"action {self.action_space}{own}", *told]
         return "\n  ".join([f"EnvSpec(id={self.id!r}, {limit}, {'renders' if self.renders else 'draws no pictures'})", *lines])
 
     @functools.cached_property

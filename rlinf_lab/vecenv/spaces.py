@@ -4,7 +4,7 @@ How observations and actions are laid out, checked, and mapped to the simulator'
 
     simulator's space ──presented──> space of the spec, in which policies see and act
     float Box           float32 Box
-    bounded float Box   Box(-1, 1) of actions; `Native` maps them back
+    bounded float Box   Box(-1, 1) of actions; `Native` maps them back, `Presented` recorded ones here
     others              the same, int64 (MultiBinary: int8)
 
 Legend: N environments.
@@ -190,6 +190,19 @@ class Native:
         return map_tree(lambda change, leaf: leaf if change is None else change(leaf), self._maps, action_N)
 
 
+class Presented:
+    """The inverse of `Native`: from the simulator's own actions to those of a policy.
+
+    In double precision and not cut to [-1, 1], so that `Native` gives back single precision bit by bit.
+    """
+
+    def __init__(self, space: spaces.Space) -> None:
+        self._maps = _maps(space)
+
+    def __call__(self, action_N: Tree) -> Tree:
+        return map_tree(lambda change, leaf: change.inverse(np.asarray(leaf)), self._maps, action_N)
+
+
 def _maps(space: spaces.Space) -> Tree:
     if isinstance(space, spaces.Dict):
         return {key: _maps(part) for key, part in space.spaces.items()}
@@ -208,6 +221,12 @@ class _Scaled:
     def __call__(self, leaf: NDArray) -> NDArray:
         return (leaf if self._is_identity else self._middle + self._half * leaf).astype(self._dtype, copy=False)
 
+    def inverse(self, leaf: NDArray) -> NDArray:
+        if self._is_identity:
+            return leaf
+        half = np.float64(self._half)
+        return np.divide(leaf - np.float64(self._middle), half, out=np.zeros(leaf.shape), where=half != 0)  # 0: there is nothing to choose
+
 
 class _Cast:
     def __init__(self, dtype: Any) -> None:
@@ -215,3 +234,6 @@ class _Cast:
 
     def __call__(self, leaf: NDArray) -> NDArray:
         return leaf.astype(self._dtype, copy=False)
+
+    def inverse(self, leaf: NDArray) -> NDArray:
+        return leaf

@@ -40,3 +40,8 @@ def environment_seed(seed: int, purpose: Purpose, *key: int) -> int:
     """
     (drawn,) = stream(seed, purpose, *key).generate_state(1)
     return int(purpose) * RANGE + int(drawn) % (RANGE - ROOM)
+
+
+def looks_seed(seed: int) -> int:
+    """The seed of evaluations during a run. They choose its best policy, so others than those that judge it."""
+    return int(stream(seed, Purpose.EVALUATION, 1).generate_state(1)[0])

@@ -13,6 +13,7 @@ import rlinf_lab as lab
 from rlinf_lab.algorithms import policy_loss
 from rlinf_lab.errors import ConfigError, UnknownNameError
 from rlinf_lab.experiments import TrainingRun
+from rlinf_lab.experiments.storage.folder import RunFolder
 from rlinf_lab.experiments.storage.snapshot import Snapshot
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.workers.standing import live, plain
@@ -55,6 +56,10 @@ def test_an_interruption_changes_nothing(tmp_path: Path, algorithm: str, env: st
     later = slice(HALF, ITERATIONS)
     np.testing.assert_array_equal(more.metrics[columns].iloc[later].to_numpy(), whole.metrics[columns].iloc[later].to_numpy())
     assert all(np.array_equal(array, learnt(more)[name]) for name, array in learnt(whole).items())
+    assert more.save(tmp_path / "copy") and half.evaluate(1, best=True)["return"] == more.evaluate(1, best=True)["return"]
+    kept = [RunFolder(tmp_path / name).best() for name in ("half", "copy")]
+    assert kept[0] and kept[1] and kept[0].about == kept[1].about
+    np.testing.assert_equal(*(best.weights.arrays for best in kept if best))
 
 
 class Single(gymnasium.Env[Any, Any]):

@@ -222,7 +222,7 @@ def test_a_loop_at_its_channels_is_simulated_as_it_runs() -> None:
         ((1, 4), (3e6, 9e6), (1e6, 2e6), ""),
         ((1, 4), (20e6, 4e6), (12e6, 0.0), "larger batches were not slower (batches of 1 items took 0.02 s, of 4 items 0.004 s); every batch is assumed"),
         ((1, 4), (1e6, 13e6), (0.0, 53e6 / 17), "would give -0.003 s for none; assumed to grow with the items alone"),
-        ((3, 3), (5e6, 7e6), (6e6, 0.0), ""),
+        ((3, 3), (5e6, 7e6), (0.0, 2e6), "every batch had 3 items; others are assumed to take time in proportion"),
         ((1, 2, 3), (1.0e6, 2.001e6, 3e6), (0.0, 1.0001e6), ""),
     ],
 )  # fmt: skip
@@ -230,6 +230,17 @@ def test_a_fit_that_comes_out_negative_says_so(sizes: tuple, spent: tuple, expec
     fixed, each, said = fit(np.array(sizes, float), np.array(spent, float))
     assert (fixed, each) == pytest.approx(expected, rel=1e-3, abs=1e3)
     assert note in said and bool(said) == bool(note)
+
+
+def test_batches_of_one_size_count_in_proportion_and_another_plan_is_told_both_readings() -> None:
+    flow = Workflow("one size")
+    a, w, v = flow.channel("a"), flow.worker(Worked, name="w"), flow.worker(Worked, name="v")
+    flow.iteration(lambda: (w.make(16, a), v.use(a))[1])
+    first, other = (ExecutionPlan.temporal(flow, ["cpu:0"], name=f"{n} each", micro_batches={"a": n}) for n in (8, 2))
+    found = estimate(flow, first, executed(flow, first))
+    assert found.iteration_seconds(first) == pytest.approx(0.033 + 2 * 0.025 + 0.004)
+    with pytest.warns(UserWarning, match=r"'2 each': 0.087 s .* in proportion .*, 0.237 s if .* at any size.* v.use had one size.*lab.profile\(flow\)"):
+        assert found.iteration_seconds(other) == pytest.approx(0.033 + 16 * 0.025 / 8 + 0.004)
 
 
 def test_sources_and_single_gets_on_other_ranks_are_refused() -> None:

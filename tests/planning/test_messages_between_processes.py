@@ -46,7 +46,7 @@ def test_a_round_trip_costs_two_flights_and_computing_at_four_ends(there: str, m
     timeline = executed(flow, one(flow))
     here = estimate(flow, one(flow), timeline)
     there_too = estimate(flow, one(flow), timeline, messages=(UNIX, TCP))
-    assert here.notes == ("policy.act: every batch had 1 items; assumed to take as long at other sizes",)
+    assert here.notes == ("policy.act: every batch had 1 items; others are assumed to take time in proportion",)
     plan = apart(flow, there)
     assert here.iteration_seconds(plan) == pytest.approx((STEPS + 1) * 0.010 + STEPS * 0.020)
     each = 2 * message.latency_s + 4 * message.busy_s

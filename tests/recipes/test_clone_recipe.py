@@ -6,14 +6,17 @@ import sys
 from functools import partial
 from pathlib import Path
 
+import gymnasium
 import numpy as np
 import pytest
 
 import rlinf_lab as lab
+from rlinf_lab.datasets import DataSpec, Episode, EpisodeList
 from rlinf_lab.errors import ConfigError, EnvError, UnknownNameError
 from rlinf_lab.experiments.collecting import collect
 from rlinf_lab.policies import Flow, make_chunk_transformer
 from rlinf_lab.recipes.clone import CloneConfig
+from rlinf_lab.recipes.rlpd import RLPDConfig
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "workers"))
 from line_env import LineEnv
@@ -64,6 +67,49 @@ def test_collect_says_what_it_cannot_do(arguments, said):
     assert said in str(error.value)
 
 
+def turned(obs_NX):
+    """Pendulum's own torque, of up to 2, which a policy here gives in [-1, 1]."""
+    return np.where(obs_NX[:, 2:] > 0, -2.0, 0.5).astype(np.float32)
+
+
+def test_an_action_outside_of_its_box_is_recorded_as_the_environment_took_it_and_said_once():
+    with pytest.warns(UserWarning) as told:
+        data = collect("Pendulum-v1", turned, episodes=3, max_episode_steps=20)
+    assert [str(w.message) for w in told if "turned" in str(w.message)] == [
+        "collect(policy=turned): the action -2 is outside of Box(-1.0, 1.0, (1,), float32). The environment takes -1, and that is what is recorded: actions "
+        "outside of a Box are clipped, as gymnasium's ClipAction does. Next: nothing, if that is meant; else actions within it (a bounded Box is [-1, 1] here, "
+        "mapped to the environment's own Box(-2.0, 2.0, (1,), float32))."
+    ]
+    assert told[0].filename == __file__
+    taken = np.concatenate([e.action_T for e in data])
+    assert set(taken.ravel().tolist()) == {-1.0, 0.5} and data.replay(1).differences(data[1]) == ""
+
+
+def test_chunks_of_actions_are_clipped_like_single_ones(recwarn):
+    data = collect("Pendulum-v1", lambda obs_NX: np.stack([turned(obs_NX)] * 2, axis=1) - 0.25, episodes=1, max_episode_steps=20)
+    assert set(data[0].action_T.ravel().tolist()) == {-1.0, 0.25}
+    assert len([w for w in recwarn if "the action -2.25 is outside" in str(w.message)]) == 1
+
+
+def of_one(obs):
+    _cosine, _sine, speed = obs
+    return np.array([-speed / 8])
+
+
+@pytest.mark.parametrize(("policy", "said"), [
+    (of_one, "collect(policy=of_one): on a batch, the observations of 2 environments at once, it raised ValueError: not enough values to unpack "
+     "(expected 3, got 2). Next: a function from such a batch to an action for each of its rows; one for a single observation becomes one: "
+     "lambda obs_N: np.stack([of_one(obs) for obs in obs_N])."),
+    (lambda obs: [0.5], "gave actions of the shape (1,), and (2, 1) is needed. Next: a function from such a batch to an action for each of its rows; one for a "
+     "single observation becomes one: lambda obs_N: np.stack([policy(obs) for obs in obs_N])."),
+])  # fmt: skip
+def test_a_policy_that_was_made_for_one_observation_is_told_of_batches(policy, said):
+    with pytest.raises(ConfigError) as error:
+        collect("Pendulum-v1", policy, episodes=2, max_episode_steps=4)
+    assert said in str(error.value)
+    assert len(collect("Pendulum-v1", lambda obs_N: np.stack([of_one(obs) for obs in obs_N]), episodes=2, max_episode_steps=4)) == 2
+
+
 def test_no_more_gradient_steps_are_taken_than_were_asked_for(data):
     run = lab.train("clone", LineEnv, data=data, **{**SMALL, "gradient_steps": 7}, **QUIET).wait()
     assert run.config.steps_per_iteration == 7 and len(run.metrics) == 1
@@ -80,6 +126,37 @@ def test_a_clone_does_what_the_expert_did(data, more):
     assert run.evaluate(8)["length"] == 6 and run.config.max_episode_steps == 6
     if "flow" not in more:
         np.testing.assert_allclose(run.policy().module.weights().arrays["head.log_std"], np.log(0.25), rtol=1e-6)
+
+
+def pushed(torque=1.0):
+    """As gymnasium has it: torques of Pendulum lie between -2 and 2."""
+    env = gymnasium.make("Pendulum-v1")
+    rng = np.random.default_rng(0)
+    episodes = [
+        Episode(rng.uniform(-1, 1, (50, 3)).astype(np.float32), np.full((50, 1), torque, np.float32), np.zeros(50, np.float32), False, True, final_obs=np.zeros(3, np.float32))
+        for _ in range(3)
+    ]  # fmt: skip
+    return EpisodeList(DataSpec(env.observation_space, env.action_space, "Pendulum-v1", 200), episodes)
+
+
+@pytest.mark.parametrize("env", ["Pendulum-v1", None])
+def test_a_clone_does_what_was_done_in_the_simulators_own_units(env):
+    data = pushed().with_spec(env=env)
+    run = lab.train("clone", data=data, **{**SMALL, "gradient_steps": 200, "learning_rate": 1e-2}, **QUIET).wait()
+    obs = data[0].obs_T
+    assert run.policy().predict(obs)[0] == pytest.approx(1.0, abs=0.2) and run.policy().act(obs) == pytest.approx(0.5, abs=0.1)
+
+
+def test_demonstrations_of_rlpd_are_in_the_policys_units():
+    def offline(data):
+        buffer = RLPDConfig("Pendulum-v1", data=data)._offline
+        return buffer.rows(buffer.order)["action"]
+
+    assert (offline(pushed()) == 0.5).all() and (offline(pushed(2.0)) == 1.0).all()
+    with pytest.warns(UserWarning, match=r"is a list, which says nothing of its actions' range.*own: Box\(-2.0, 2.0"):
+        assert (offline(list(pushed())) == 1.0).all()
+    with pytest.raises(ConfigError, match=r"RLPDConfig.data has actions from 2 to 2, and a policy of gymnasium/Pendulum-v1 acts in Box\(-1.0, 1.0"):
+        offline(list(pushed(2.0)))
 
 
 def test_a_transformer_of_chunks_is_cloned_like_any_policy(data):

@@ -6,6 +6,7 @@ import sys
 from functools import partial
 from pathlib import Path
 
+import gymnasium
 import numpy as np
 import pytest
 
@@ -13,7 +14,7 @@ import rlinf_lab as lab
 from rlinf_lab.errors import ConfigError, UnknownNameError
 from rlinf_lab.experiments.storage.folder import RunFolder
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
-from rlinf_lab.recipes import sac, td3
+from rlinf_lab.recipes import off_policy, sac, td3
 from rlinf_lab.recipes.sac import SACConfig
 from rlinf_lab.recipes.schedules import linear
 from rlinf_lab.recipes.td3 import TD3Config
@@ -136,6 +137,50 @@ def test_a_state_that_is_kept_holds_the_buffer(tmp_path):
     assert len(replay["rows"]["reward"]) == 48 and replay["state"]["capacity"] == 1_000_000
 
 
+def swung(obs_NX):
+    return np.clip(-obs_NX[:, 2:] / 8, -1, 1)
+
+
+def test_rlpd_takes_the_folder_that_a_clone_takes(tmp_path):
+    data = lab.collect("Pendulum-v1", swung, episodes=3, max_episode_steps=5)
+    lab.datasets.write_lerobot(data, tmp_path / "swings")
+    runs = [
+        lab.train("rlpd", "Pendulum-v1", data=given, total_timesteps=72, folder=False, gradient_steps=-1, policy_delay=2, n_critics=2, **SHORT).wait()
+        for given in (data, str(tmp_path / "swings"), lab.datasets.read_lerobot(tmp_path / "swings"))
+    ]
+    losses = [run.metrics["critic_loss"].dropna().tolist() for run in runs]
+    assert losses[0] == losses[1] == losses[2] and losses[0]
+
+
+@pytest.mark.parametrize("algorithm", ["rlpd", "clone"])
+def test_a_data_set_of_minari_is_read_by_its_own_reader(algorithm):
+    with pytest.raises(ConfigError, match=r"data='pend/scripted-v0': there is no such folder\. Next: data=lab\.datasets\.read_minari\('pend/scripted-v0'\) reads"):
+        lab.train(algorithm, "Pendulum-v1", data="pend/scripted-v0", folder=False)
+    with pytest.raises(ConfigError, match=r"data='none': there is no such folder\. Next: recorded episodes"):
+        lab.train(algorithm, "Pendulum-v1", data="none", folder=False)
+
+
+class Succeeding(gymnasium.Env):
+    """From the third step on, without an end."""
+
+    observation_space = action_space = gymnasium.spaces.Box(-1, 1, (1,), np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        self.t = 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        self.t += 1
+        return np.zeros(1, np.float32), 0.0, False, False, {"success": self.t >= 3}
+
+
+def test_who_goes_on_counts_the_actions_taken_not_the_rows_that_came():
+    """Under reward="success" what follows the success of an episode is no row."""
+    config = SACConfig(**{**SMALL, "env": Succeeding, "max_episode_steps": 8, "learners": 1}, reward="success")
+    _, state = run(sac.build, config, PLANS["temporal"], 3)  # and the checkpoint's
+    assert state["env_steps"] < 4 * 6 * 4 and off_policy._collecting(config, state)[0]["taken"] == 4 * 6
+
+
 def test_rlpd_learns_from_demonstrations_too(tmp_path):
     lab.train("sac", "Pendulum-v1", total_timesteps=48, folder=tmp_path / "expert", **SHORT).wait()
     kept = RunFolder(tmp_path / "expert").state().state["replay"]
@@ -149,5 +194,11 @@ def test_rlpd_learns_from_demonstrations_too(tmp_path):
     assert again.metrics["gradient_steps"].iloc[-1] == 144
     with pytest.raises(ConfigError, match="data is None; it must be demonstrations"):
         lab.train("rlpd", "Pendulum-v1")
+    with pytest.raises(ConfigError, match="prioritized_replay is True; it must be False: demonstrations are drawn uniformly"):
+        lab.train("rlpd", "Pendulum-v1", data=expert, prioritized_replay=True, **SHORT)
+    several = ReplayBuffer(48)
+    several.add({**expert.rows(expert.order), "discount": np.full(48, 0.9, np.float32)})
+    with pytest.raises(ConfigError, match="data holds a discount, as transitions over several steps do"):
+        lab.train("rlpd", "Pendulum-v1", data=several, folder=False, **SHORT)
     with pytest.raises(ConfigError, match="has obs of shapes"):
         lab.train("rlpd", ReachLine, data=expert, max_episode_steps=5, folder=False)

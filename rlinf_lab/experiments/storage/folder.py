@@ -55,6 +55,14 @@ FORMAT = 1
 ENDED = ("finished", "failed", "stopped")
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class Best:
+    """The best evaluation of a run: ``about`` for JSON, and the weights."""
+
+    about: dict[str, Any]
+    weights: PolicyWeights
+
+
 class RunFolder:
     """Reads and writes the files of one run."""
 
@@ -101,6 +109,10 @@ class RunFolder:
                 self.rows_folder, [name for path in (newest, *self.checkpoints()) for name in segments_of(path)]
             )
 
+    def write_best(self, best: Best) -> None:
+        best.weights.save(self.path / "best.safetensors")
+        self.about(best=best.about)
+
     @property
     def rows_folder(self) -> Path:
         """Where rows of a replay buffer lie."""
@@ -141,6 +153,10 @@ class RunFolder:
             )
 
     # --- reading ----------------------------------------------------------------------------------------
+    def is_of_a_workflow(self) -> bool:
+        """Whether `Run.save` wrote it: what was not trained has no settings."""
+        return (self.path / "metrics.parquet").exists() and not (self.path / "run.json").exists()
+
     def read_json(self, name: str) -> dict[str, Any]:
         """`ConfigError` where it is missing or damaged."""
         path = self.path / name
@@ -178,6 +194,12 @@ class RunFolder:
             "with its return. Next: take 'best' out of the file."
         )
 
+    def best(self) -> Best | None:
+        """What `write_best` wrote. `ConfigError` where its weights cannot be read."""
+        if self.best_return() is None or not (self.path / "best.safetensors").exists():
+            return None
+        return Best(self.read_json("run.json")["best"], self.weights(best=True))
+
     def plan(self) -> ExecutionPlan:
         return ExecutionPlan.load(self.path / "plan.json")
 
@@ -192,7 +214,7 @@ class RunFolder:
                     tried = tried or error
         raise tried or ConfigError(
             f"{str(self.path)!r} has no state of a learner: the run ended before its first checkpoint (there is one "
-            "every checkpoint_minutes=). Next: delete the folder, and lab.train(...) anew."
+            "after a minute, and then every checkpoint_minutes=). Next: delete the folder, and lab.train(...) anew."
         )
 
     def weights(self, best: bool = False) -> PolicyWeights:
@@ -204,9 +226,9 @@ class RunFolder:
         try:
             return PolicyWeights.load(path)
         except Exception as error:  # safetensors' own are of several kinds
+            then = "delete it, and the next evaluation keeps its own" if best else "lab.resume(folder) and save it anew"
             raise ConfigError(
-                f"{str(path)!r} cannot be read: {type(error).__name__}: {error}. Next: lab.resume(folder) and save it "
-                "anew."
+                f"{str(path)!r} cannot be read: {type(error).__name__}: {error}. Next: {then}."
             ) from error
 
     def rows(self) -> dict[int, dict[str, float]]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlinf_lab.errors import ConfigError
 from rlinf_lab.experiments.evaluation import Evaluation
-from rlinf_lab.experiments.storage.folder import RunFolder
+from rlinf_lab.experiments.storage.folder import Best, RunFolder
 from rlinf_lab.experiments.storage.snapshot import Snapshot
 
 if TYPE_CHECKING:
@@ -24,16 +24,18 @@ if TYPE_CHECKING:
     from rlinf_lab.timeline.timeline import Timeline
 
 
-class Keeper:
-    """``folder``: None keeps nothing on disk. ``best`` is the best evaluation so far."""
+FIRST_S = 60.0  # the first checkpoint comes as early: a run that dies soon has something to go on from
 
-    def __init__(self, folder: RunFolder | None, minutes: float | None, keep: int, best: float | None = None) -> None:
+
+class Keeper:
+    """``folder``: None keeps nothing on disk. ``best``: the best evaluation so far, an earlier run's too."""
+
+    def __init__(self, folder: RunFolder | None, minutes: float | None, keep: int, best: Best | None = None) -> None:
         self.folder, self.keep = folder, keep
         self.seconds = None if minutes is None else 60 * minutes
-        self.best: float | None = best
-        self.best_snapshot: Snapshot | None = None
+        self.best = best
         self.asked = False  # for a checkpoint as soon as possible
-        self._due = time.monotonic() + (self.seconds or 0)
+        self._due = time.monotonic() + min(FIRST_S, self.seconds or 0)
         self._told = False
 
     def wants_state(self) -> bool:
@@ -48,11 +50,9 @@ class Keeper:
 
     def evaluated(self, found: Evaluation, snapshot: Snapshot) -> None:
         """Keep the weights if they are the best so far."""
-        value = found["return"]
-        if self.best is None or value > self.best:
-            self.best, self.best_snapshot = value, snapshot
-            self.attempt(lambda folder: snapshot.weights.save(folder.path / "best.safetensors"))
-            self.attempt(lambda folder: folder.about(best=as_plain(found)))
+        if self.best is None or found["return"] > self.best.about["return"]:
+            best = self.best = Best(as_plain(found), snapshot.weights)
+            self.attempt(lambda folder: folder.write_best(best))
 
     def _write(self, folder: RunFolder, snapshot: Snapshot, metrics: pd.DataFrame, samples: pd.DataFrame) -> None:
         folder.write_state(snapshot, self.keep)

@@ -252,18 +252,13 @@ def _nothing(spans: Sequence[Span], worker: str, pattern: str, matching: int) ->
 
 
 def _placed(own: Sequence[Span], left_out: str) -> _Seen:
-    guessed = not all(_devices(s.track) for s in own if s.track.devices)
+    guessed = not all(Device.is_name(d) for s in own for d in s.track.devices)
     times: dict[object, list[tuple[int, int]]] = {}
     for s in own:
         for place in [s.track] if guessed or not s.track.devices else [(s.track.host, d) for d in s.track.devices]:
             times.setdefault(place, []).append((s.start_ns, s.end_ns))
     seen_on = len(times) if guessed else sum(not isinstance(p, Track) for p in times)
     return _Seen(tuple(own), guessed, seen_on, tuple(_joined(intervals) for intervals in times.values()), left_out)
-
-
-def _devices(track: Track) -> bool:
-    """Whether a lane says on which devices it is."""
-    return all(Device.is_name(d) for d in track.devices)
 
 
 def _on_gpu(track: Track) -> bool:

@@ -167,14 +167,14 @@ def _parts(members: Sequence[Numbered], spans: Sequence[Span]) -> list[list[Span
     parts: list[list[Span]] = [[]]
     for span in spans:
         before = parts[-1][-1] if parts[-1] else None
-        if before is not None and (_begins(before, span) or _elsewhere(members, len(parts) - 1, span)):
+        if before is not None and (
+            span.kind == SpanKind.WAIT
+            or span.kind == before.kind == SpanKind.RUN
+            or _elsewhere(members, len(parts) - 1, span)
+        ):
             parts.append([])
         parts[-1].append(span)
     return parts
-
-
-def _begins(before: Span, span: Span) -> bool:
-    return span.kind == SpanKind.WAIT or (span.kind == before.kind == SpanKind.RUN)
 
 
 def _elsewhere(members: Sequence[Numbered], here: int, span: Span) -> bool:

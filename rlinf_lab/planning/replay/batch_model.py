@@ -38,7 +38,8 @@ class Work:
     """What happens between two gets, for n items. It takes ``fixed + each * n`` nanoseconds and makes puts.
 
     ``per_item`` and ``once``: items put into each channel, for each item taken and whatever was taken. ``head``: part
-    of the time before the first put, ``tail``: after the last one.
+    of the time before the first put, ``tail``: after the last one. ``alone``: the n of every recorded batch where all
+    had one, else 0.
     """
 
     fixed: float = 0.0
@@ -47,9 +48,14 @@ class Work:
     once: tuple[tuple[str, int], ...] = ()
     head: float = 1.0
     tail: float = 0.0
+    alone: int = 0
 
     def seconds(self, n: float) -> float:
         return (self.fixed + self.each * n) / 1e9
+
+    def whatever_its_size(self) -> Work:
+        """As if each batch took as long at any size. It is the other reading where all had one."""
+        return replace(self, fixed=self.fixed + self.each * self.alone, each=0.0 if self.alone else self.each)
 
 
 @dataclass(frozen=True)
@@ -244,7 +250,7 @@ def _refilled(name: str, recorded: Sequence[Recorded]) -> Consumption:
         if (n := sum(op[2] for op in r.operations if op[0] == SpanKind.GET))
     ]
     work, total = _work(name, samples, []), sum(n for n, _ in samples)
-    work = replace(work, fixed=0.0, each=sum(_spent(ops) for _, ops in samples) / total)
+    work = replace(work, fixed=0.0, each=sum(_spent(ops) for _, ops in samples) / total, alone=0)
     note = f"{name}: takes more while other items are in the making; all of them count as one batch, in proportion"
     return Consumption(name, Work(), (Phase(tuple(channels), (), (work,), False, ALL, (), (), Work()),), (note,))
 
@@ -318,12 +324,9 @@ def _phase(
                 "another relation",
             )
     streams = any(end and end[0][0][1] == primary for end in ends)
-    own = [[r[0][0][2] for r in _rounds(parts, primary)] for _, parts in calls]
+    own = [[op[2] for op, _ in parts if op[1] == primary and op[2]] for _, parts in calls]
     asks = _asked(name, step, primary, own, streams, calls, records, measured, notes)
     works = tuple(_work(name, [(r[0][0][2], r[k][1]) for r in rounds], notes) for k in range(len(channels)))
-    alike = {n for sizes in own for n in sizes}
-    if len(alike) == 1:
-        notes.append(f"{name}: every batch had {alike.pop()} items; assumed to take as long at other sizes")
     closing = tuple(dict.fromkeys(op[1] for end in ends for op, _ in end if op[1] != primary)) if streams else ()
     after = [[op for _, ops in end for op in ops] for end in ends]
     totals = [sum(sizes) for sizes in own]
@@ -331,10 +334,6 @@ def _phase(
         tuple(channels), tuple(ratios), works, streams, asks, () if streams else tuple(map(tuple, own)), closing,
         Work(_middle([_spent(ops) for ops in after]), 0.0, *_following(after, totals), *_moments(after)),
     )  # fmt: skip
-
-
-def _rounds(parts: Sequence[Part], primary: str) -> list[list[Part]]:
-    return [[p] for p in parts if p[0][1] == primary and p[0][2]]
 
 
 def _asked(
@@ -393,26 +392,28 @@ def _are_shares(taken: Sequence[int], ranks: int) -> bool:
 
 # --- fitting -----------------------------------------------------------------------------------------------------
 def _work(name: str, samples: Sequence[tuple[int, list[Operation]]], notes: list[str]) -> Work:
+    if not samples:
+        return Work()
     sizes = np.array([n for n, _ in samples], float)
     spent = np.array([_spent(ops) for _, ops in samples], float)
     fixed, each, note = fit(sizes, spent)
-    if note:
+    if note and f"{name}: {note}" not in notes:  # one is enough of channels that are read in step
         notes.append(f"{name}: {note}")
     total = float(sizes.sum())
     channels = dict.fromkeys(op[1] for _, ops in samples for op in ops if op[0] == SpanKind.PUT)
     per_item = tuple((c, sum(_puts(ops, c) for _, ops in samples) / total) for c in channels)
-    return Work(fixed, each, per_item, (), *_moments([ops for _, ops in samples]))
+    alone = int(sizes[0]) if (sizes == sizes[0]).all() else 0
+    return Work(fixed, each, per_item, (), *_moments([ops for _, ops in samples]), alone)
 
 
 def fit(sizes: np.ndarray, spent: np.ndarray) -> tuple[float, float, str]:
     """(fixed, each, note): nanoseconds of a batch of n items, least squares. Neither part may be negative; the note
-    says where one came out so.
+    says where one came out so, or where batches of one size count in proportion (as in `profile_from_run`).
     """
-    mean = float(spent.mean()) if len(spent) else 0.0
-    if len(np.unique(sizes)) < 2:
-        return mean, 0.0, ""
+    mean, low, high = float(spent.mean()), int(sizes.min()), int(sizes.max())
+    if low == high:
+        return 0.0, mean / max(1, low), f"every batch had {low} items; others are assumed to take time in proportion"
     each, fixed = (float(x) for x in np.polyfit(sizes, spent, 1))
-    low, high = int(sizes.min()), int(sizes.max())
     if each < 0:
         slight = -each * (high - low) <= SLIGHT_SHARE * mean
         ends = [float(spent[sizes == n].mean()) / 1e9 for n in (low, high)]

@@ -20,6 +20,7 @@ from __future__ import annotations
 import bisect
 import itertools
 import statistics
+import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -34,6 +35,7 @@ from rlinf_lab.planning.plan.layout import Layout, checked_layout
 from rlinf_lab.planning.profile.profile import Message
 from rlinf_lab.planning.replay.batch_model import Consumption, learn
 from rlinf_lab.planning.replay.loop_script import loop_script, seen_messages
+from rlinf_lab.planning.schema.json_schema import listing
 from rlinf_lab.planning.simulator.messages import Flights
 from rlinf_lab.planning.simulator.scripts import Script, SimCall, Turn, get, put, run
 from rlinf_lab.planning.simulator.simulator import Simulator
@@ -43,6 +45,7 @@ from rlinf_lab.timeline.timeline import Timeline
 from rlinf_lab.workflow.graph import DRIVER, Step, WorkflowGraph
 from rlinf_lab.workflow.workflow import Workflow
 
+TOLD_APART = 0.02  # of an iteration: readings that are nearer say the same
 SIMULATED_ITERATIONS = 4  # iterations of a prediction: recorded calls of different length time-share
 
 
@@ -92,9 +95,32 @@ class Estimate:
         """Predicted seconds of one iteration under ``plan``.
 
         Scaled so that the measured plan comes out as measured: waking threads up is not simulated, nor are messages
-        whose cost is not known.
+        whose cost is not known. Warns where batches of one size leave open what others take, and says both readings.
         """
-        return self.overhead * self.simulate(plan, SIMULATED_ITERATIONS).elapsed_ns / SIMULATED_ITERATIONS / 1e9
+        seconds, other = (
+            self.overhead * reading.simulate(plan, SIMULATED_ITERATIONS).elapsed_ns / SIMULATED_ITERATIONS / 1e9
+            for reading in (self, self._other_reading())
+        )
+        if abs(other - seconds) > TOLD_APART * seconds:
+            alone = {c.name: c for c in self.consumers.values() if any(w.alone for p in c.phases for w in p.works)}
+            warnings.warn(
+                f"Plan {plan.name!r}: {seconds:.3g} s an iteration if batches take time in proportion to their items, "
+                f"{other:.3g} s if they take as long at any size. Which, cannot be told: in the measured run all "
+                f"batches of {listing(alone)} had one size. Next: plan with lab.profile(flow), which measures two "
+                "sizes, or run this plan.",
+                stacklevel=2,
+            )
+        return seconds
+
+    def _other_reading(self) -> Estimate:
+        """See `Work.whatever_its_size`."""
+        consumers = {
+            i: replace(
+                c, phases=tuple(replace(p, works=tuple(w.whatever_its_size() for w in p.works)) for p in c.phases)
+            )
+            for i, c in self.consumers.items()
+        }
+        return replace(self, consumers=consumers)
 
     @cached_property
     def overhead(self) -> float:
@@ -111,7 +137,8 @@ class Estimate:
             f"{self.measured_seconds:.4g} s an iteration"
         )
         lines = [
-            f"  {step.worker + '.' + step.call.method:<24} {_busy_seconds(self.calls[i]):.4g} s on each rank"
+            f"  {step.worker + '.' + step.call.method:<24} "
+            f"{statistics.fmean([r.runs() for r in self.calls[i]] or [0]) / 1e9:.4g} s on each rank"
             for i, step in enumerate(self.graph.program)
         ]
         return "\n".join([head, *lines, *(f"  note: {note}" for note in self.notes)])
@@ -370,7 +397,3 @@ def _steps(pattern: list[Operation]) -> list[list[Operation]]:
             steps.append([])
         steps[-1].append(op)
     return steps
-
-
-def _busy_seconds(recorded: Sequence[Recorded]) -> float:
-    return statistics.fmean(r.runs() for r in recorded) / 1e9 if recorded else 0.0

@@ -45,7 +45,7 @@ class _Isolation:
 
     def __init__(self, module: dict[str, Any]) -> None:
         self._module = module
-        self._globals = {**module, **dict.fromkeys((n for n in _SHOWN if n not in module), _nothing)}
+        self._globals = {**module, **dict.fromkeys((n for n in _SHOWN if n not in module), lambda *_, **__: None)}
         self._containers: dict[int, Any] = {}
         self._functions: dict[int, types.FunctionType] = {}
         self._cells: dict[int, types.CellType] = {}
@@ -89,10 +89,6 @@ class _Isolation:
         if isinstance(value, types.FunctionType) and value.__globals__ is self._module:
             return self.function(value)
         return _copied(value, self._containers)
-
-
-def _nothing(*_: Any, **__: Any) -> None:
-    """What print and display do in a dry run."""
 
 
 def _codes(code: types.CodeType) -> Iterator[types.CodeType]:

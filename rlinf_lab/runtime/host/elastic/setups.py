@@ -45,7 +45,8 @@ class Setups:
             method = "can_leave"
             refuse_to_stay(state.layout, state.declarations, process.worker, instance)
             method = "offload"
-            if in_truth and process.machine.size and _can_leave(Residence(instance)):
+            residence = Residence(instance)
+            if in_truth and process.machine.size and residence.leaves_at_once() and not residence.why_it_stays():
                 self._leave_if_others_need_the_place(process)
         except BaseException as error:
             return WorkerError.of(process.worker, process.rank, method, error, traceback.format_exc())
@@ -102,11 +103,6 @@ class Setups:
     def have_come(self, number: int) -> bool:
         """Whether so many are set up, or the host is stopped. Those that stayed for the last of them have left then."""
         return self._state.stopping or (self._state.built >= number and next(self._leaving(), None) is None)
-
-
-def _can_leave(residence: Residence) -> bool:
-    """As soon as it is built."""
-    return residence.leaves_at_once() and not residence.why_it_stays()
 
 
 def wait_for(

@@ -1,0 +1,121 @@
+"""Data in a simulator's own units: rescaled as the socket does it backwards, refused, or taken with a warning."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+from made_episodes import made
+
+from rlinf_lab.datasets import DataSpec, Episode, EpisodeList, read_lerobot, read_minari, write_lerobot
+from rlinf_lab.datasets.lerobot import layout
+from rlinf_lab.datasets.presenting import presented
+from rlinf_lab.datasets.space_json import leaf_spaces
+from rlinf_lab.errors import ConfigError, UnknownNameError
+from rlinf_lab.vecenv import EnvSpec, environment
+from rlinf_lab.vecenv.spaces import Native, Presented, presented_action, sampled
+
+OBSERVED = spaces.Box(-np.inf, np.inf, (3,), np.float32)
+SKEW = spaces.Box(np.array([-0.3, 0.0, -2.0, 5.0], np.float32), np.array([0.7, 1.0, 2.0, 5.0], np.float32))
+OWN = [
+    SKEW, spaces.Box(-0.4, 0.4, (3,), np.float32), spaces.Box(-3, 1, (2,), np.float64), spaces.Box(-np.inf, np.inf, (2,), np.float32), spaces.Discrete(4, start=2),
+    spaces.Dict({"arm": spaces.Box(-2, 2, (2,), np.float32), "grip": spaces.Tuple([spaces.MultiBinary(2), SKEW])}),
+]  # fmt: skip
+
+
+def leaves(tree: Any) -> list[np.ndarray]:
+    parts = tree.values() if isinstance(tree, dict) else tree if isinstance(tree, tuple) else None
+    return [np.asarray(tree)] if parts is None else [leaf for part in parts for leaf in leaves(part)]
+
+
+@pytest.mark.parametrize("own", OWN, ids=str)
+def test_what_is_presented_is_executed_as_it_was_recorded(own: spaces.Space) -> None:
+    """The socket's map after its inverse changes no bit of single precision, and what a policy sees is in its space."""
+    action_T = sampled(own, np.random.default_rng(0), 500)
+    for before, after in zip(leaves(action_T), leaves(Native(own)(Presented(own)(action_T))), strict=True):
+        if before.dtype == np.float64:
+            np.testing.assert_allclose(after, before, rtol=1e-14, atol=1e-14)
+        else:
+            np.testing.assert_array_equal(after, before)
+    env = EnvSpec("made/Own-v0", OBSERVED, presented_action(own, "made/Own-v0"), native_action_space=own)
+    row_T = np.zeros((500, 3))  # double precision
+    data = EpisodeList(DataSpec(spaces.Box(-np.inf, np.inf, (3,), np.float64), own), [Episode(row_T, action_T, np.zeros(500, np.float32), True, False)])
+    (shown,) = presented(data, env)
+    rows = [tuple(leaf[t] for leaf in leaves(shown.action_T)) for t in range(500)]
+    space = [part for _, part in leaf_spaces(env.action_space)]
+    assert all(part.contains(leaf) for row in rows for part, leaf in zip(space, row, strict=True))
+    assert shown.obs_T.dtype == np.float32
+
+
+def swings(seed: int = 0) -> Episode:
+    """As gymnasium itself plays it, with torques up to 2."""
+    env, rng = gymnasium.make("Pendulum-v1"), np.random.default_rng(seed)
+    obs, rows, over = env.reset(seed=seed)[0], [], False
+    while not over:
+        torque = rng.uniform(-2, 2, 1).astype(np.float32)
+        after, reward, _, over, _ = env.step(torque)
+        rows.append((obs, torque, reward))
+        obs = after
+    parts = [np.array(part) for part in zip(*rows, strict=True)]
+    return Episode(parts[0], parts[1], parts[2].astype(np.float32), False, True, final_obs=obs, seed=seed)
+
+
+OWN_UNITS = DataSpec(gymnasium.make("Pendulum-v1").observation_space, gymnasium.make("Pendulum-v1").action_space, "Pendulum-v1")
+
+
+def test_an_episode_in_the_simulators_own_units_is_played_again_bit_by_bit() -> None:
+    data = EpisodeList(OWN_UNITS, [swings(0), swings(1)])
+    assert [data.replay(i).differences(data[i]) for i in (0, 1)] == ["", ""]
+    halved = dataclasses.replace(data[0], action_T=data[0].action_T / 2)
+    assert EpisodeList(OWN_UNITS, [halved]).replay(0).differences(data[0])
+
+
+def test_a_minari_data_set_of_others_is_in_units_of_the_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    minari = pytest.importorskip("minari")
+    from minari.data_collector import EpisodeBuffer
+
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
+    played = [swings(0), swings(1)]
+    buffers = [
+        EpisodeBuffer(id=i, seed=e.seed, observations=np.concatenate([e.obs_T, e.final_obs[None]]), actions=e.action_T, rewards=e.reward_T.tolist(),
+                      terminations=[False] * len(e), truncations=[False] * (len(e) - 1) + [True], infos={}) for i, e in enumerate(played)
+    ]  # fmt: skip
+    minari.create_dataset_from_buffers("pendulum/others-v0", buffers, env=gymnasium.make("Pendulum-v1"), algorithm_name="somebody")
+    data = read_minari("pendulum/others-v0")
+    assert data.spec.env == "Pendulum-v1" and data.replay(1).differences(data[1]) == ""
+    shown = presented(data, environment("Pendulum-v1").spec())
+    np.testing.assert_array_equal(shown[1].action_T, played[1].action_T / 2)
+    assert pickle.loads(pickle.dumps(shown))[0].differences(shown[0]) == "" and len(pickle.dumps(shown)) < 3000
+
+
+def test_actions_of_another_range_are_refused_by_name() -> None:
+    env = environment("Pendulum-v1").spec()
+    for has in (spaces.Box(-1.5, 1.5, (1,)), spaces.Box(-2, 2, (2,)), spaces.Box(-2, 2, (1,), np.int64), spaces.Discrete(3)):
+        with pytest.raises(ConfigError) as error:
+            presented(EpisodeList(dataclasses.replace(OWN_UNITS, action_space=has)), env)
+        assert all(str(part) in str(error.value) for part in ("The data has the action_space", has, env.action_space, env.native_action_space))
+    with pytest.raises(ConfigError, match="The data has the observation_space"):
+        presented(EpisodeList(dataclasses.replace(OWN_UNITS, observation_space=spaces.Box(0, 255, (3,), np.uint8))), env)
+
+
+def test_of_actions_without_bounds_it_is_said_what_is_assumed(tmp_path: Path) -> None:
+    own, env = EpisodeList(OWN_UNITS, [swings()]), environment("Pendulum-v1").spec()
+    folder = write_lerobot(own, tmp_path / "data")
+    info = json.loads((folder / layout.INFO).read_text())
+    del info["rlinf_lab"]
+    (folder / layout.INFO).write_text(json.dumps(info))
+    foreign = read_lerobot(folder)
+    with pytest.warns(UserWarning, match=r"says no bounds.*taken as a policy of gymnasium/Pendulum-v1 acts, in Box\(-1.0, 1.0.*own: Box\(-2.0, 2.0"):
+        np.testing.assert_array_equal(presented(foreign, env)[0].action_T, own[0].action_T)
+    told = foreign.with_spec(action_space=OWN_UNITS.action_space)
+    np.testing.assert_array_equal(presented(told, env)[0].action_T, own[0].action_T / 2)
+    with pytest.raises(UnknownNameError, match="Did you mean 'action_space'"):
+        foreign.with_spec(action_spaces=OWN_UNITS.action_space)
+    assert made().with_spec(env="x").spec == dataclasses.replace(made().spec, env="x")
