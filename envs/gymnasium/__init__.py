@@ -170,8 +170,8 @@ class GymnasiumEnv:
                 success = bool(truths(success))
             return Outcome(observation, float(reward), bool(terminated), bool(truncated), success)
         except (TypeError, ValueError) as error:
-            given = {"reward": reward, "terminated": terminated, "truncated": truncated, "success": success}
-            raise EnvError(f"{self._maker.id}: step() gave {shown(given, 200)}; one number and two truth values are needed. {said(error)}.") from error
+            gave = {"reward": reward, "terminated": terminated, "truncated": truncated, "success": success}
+            raise EnvError(f"{self._maker.id}: step() gave {shown(gave, 200)}; one number and two truth values are needed. {said(error)}.") from error
 
     def render(self) -> NDArray[np.uint8] | None:
         """A picture; None where this machine cannot draw.

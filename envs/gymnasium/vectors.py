@@ -95,7 +95,9 @@ class GymnasiumVector:
                 if isinstance(source, dict) and name in source:
                     given = np.asarray(source[name])
                     told = np.asarray(source.get(f"_{name}", np.ones(self.num_envs, bool)), bool)
-                    told = told & (done_N if source is not infos else True) & (np.not_equal(given, None) if given.dtype == object else True)
+                    told = told & (done_N if source is not infos else True)
+                    if given.dtype == object:
+                        told &= np.array([value is not None for value in given])
                     found = np.zeros(self.num_envs, bool) if found is None else found
                     try:
                         found[told] = truths(given[told].tolist())
