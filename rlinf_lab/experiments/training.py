@@ -265,13 +265,14 @@ class TrainingRun:
         folder.check_saves(self._id, self._folder)
         snapshot = self._between.snapshot()
         folder.make()
-        self._describe(folder)
-        folder.write_tables(*self._tables(), self.timeline)
-        if self._keeper.best is not None:
-            folder.write_best(self._keeper.best)
-        folder.write_state(snapshot)
         about = {"state": self.state, "iteration": snapshot.iteration, "iterations": self.config.updates}
-        folder.about(**about, saved=time.time(), **this_process())
+        with folder.writes():
+            self._describe(folder)
+            folder.write_tables(*self._tables(), self.timeline)
+            if self._keeper.best is not None:
+                folder.write_best(self._keeper.best)
+            folder.write_state(snapshot)
+            folder.about(**about, saved=time.time(), **this_process())
         return folder.path
 
     def _best(self) -> Best:
@@ -370,7 +371,14 @@ class TrainingRun:
             "executor": executor, **this_process(),
         }  # fmt: skip
         if len(self.phases) == 1:
-            self._tell_folder(**about)
+            try:
+                self._tell_folder(**about)
+            except BaseException:  # nobody would have a handle of what goes on
+                started.stop()
+                self._between.close()
+                self._done.set()
+                told(self)
+                raise
         else:  # a disk that is full by now stops nothing
             self._keeper.attempt(lambda _: self._tell_folder(**about))
         self._show()
@@ -437,8 +445,9 @@ class TrainingRun:
 
     def _tell_folder(self, **about: Any) -> None:
         if self._folder is not None:
-            self._describe(self._folder)
-            self._folder.about(**about)
+            with self._folder.writes():
+                self._describe(self._folder)
+                self._folder.about(**about)
 
     def _describe(self, folder: RunFolder) -> None:
         folder.write_json("config.json", to_plain(self.config))
