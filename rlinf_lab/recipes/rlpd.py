@@ -42,7 +42,10 @@ __all__ = ["RLPDConfig", "build", "fuse", "shares"]
 @described
 @dataclass(frozen=True)
 class RLPDConfig(SACConfig):
-    """Every number of the experiment. See `OffPolicyConfig`; those here are the paper's, a smaller ``n_critics`` and fewer gradient steps are cheaper."""
+    """Every number of the experiment. See `OffPolicyConfig`; those here are the paper's, a smaller ``n_critics`` and fewer gradient steps are cheaper.
+
+    But ``target_entropy`` is SAC's: the authors' code steers to half of that, minus half the number of action dimensions.
+    """
 
     data: Any = None
     """demonstrations: episodes of `collect` or of `datasets`, or the folder of a LeRobotDataset, whose rewards become those of ``reward`` where they tell of
@@ -66,6 +69,7 @@ class RLPDConfig(SACConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._require("data", self.data is not None, "demonstrations: episodes, such as data=lab.collect(env, 'expert', episodes=10), the folder of a LeRobotDataset, or a ReplayBuffer")
+        self._require("prioritized_replay", not self.prioritized_replay, "False: demonstrations are drawn uniformly beside one's own transitions, as the paper has it")
         self._require("offline_share", real(self.offline_share) and 0 <= self.offline_share <= 1, "a number between 0 and 1")
         within = whole(self.target_critics, 1) and self.target_critics <= self.n_critics
         self._require("target_critics", within, f"a whole number between 1 and n_critics = {self.n_critics}")
@@ -85,6 +89,8 @@ class RLPDConfig(SACConfig):
         transitions, spec = found.rows(found.order), self.spec
         buffer.add(transitions)
         row, one = buffer.rows(np.zeros(1, np.int64)), np.random.default_rng(0)
+        if "discount" in row:
+            raise ConfigError("RLPDConfig.data holds a discount, as transitions over several steps do; here each is over one. Next: add them without replay.NStep.")
         for part, space in (("obs", spec.observation_space), ("action", spec.action_space)):
             wanted = {name: leaf.shape[1:] for name, leaf in flat(sampled(space, one, 1)).items()}
             given = {name: leaf.shape[1:] for name, leaf in flat(row[part]).items()}

@@ -194,5 +194,11 @@ def test_rlpd_learns_from_demonstrations_too(tmp_path):
     assert again.metrics["gradient_steps"].iloc[-1] == 144
     with pytest.raises(ConfigError, match="data is None; it must be demonstrations"):
         lab.train("rlpd", "Pendulum-v1")
+    with pytest.raises(ConfigError, match="prioritized_replay is True; it must be False: demonstrations are drawn uniformly"):
+        lab.train("rlpd", "Pendulum-v1", data=expert, prioritized_replay=True, **SHORT)
+    several = ReplayBuffer(48)
+    several.add({**expert.rows(expert.order), "discount": np.full(48, 0.9, np.float32)})
+    with pytest.raises(ConfigError, match="data holds a discount, as transitions over several steps do"):
+        lab.train("rlpd", "Pendulum-v1", data=several, folder=False, **SHORT)
     with pytest.raises(ConfigError, match="has obs of shapes"):
         lab.train("rlpd", ReachLine, data=expert, max_episode_steps=5, folder=False)

@@ -28,6 +28,7 @@ from rlinf_lab.datasets.space_json import LARGEST_ROW, MOST_AXES, built, from_js
 from rlinf_lab.errors import ConfigError, shown
 
 LARGEST_JSON = 64 << 20
+MOST_FOOTERS = 64  # of files, held at once
 MOST_FRAMES = 10**7  # of an episode
 _PLACE = ("episode_index", "length", "dataset_from_index", "dataset_to_index", "data/chunk_index", "data/file_index")
 
@@ -41,6 +42,7 @@ class LeRobotData(EpisodeSource):
         ours = self.info.get("rlinf_lab")
         ours = ours if isinstance(ours, dict) else {}
         self._features: dict[str, dict[str, Any]] = self.info["features"]
+        self._footers: dict[Path, tuple[pq.FileMetaData, NDArray[np.int64]]] = {}  # parsing one costs more than reading a short episode
         observation, action = (self._space(kind, ours) for kind in ("observation", "action"))
         fps = self.info.get("fps", 10)
         if isinstance(fps, bool) or not isinstance(fps, (int, float)) or not 0 < fps < 1e6:
@@ -96,28 +98,39 @@ class LeRobotData(EpisodeSource):
     def _frames(self, place: Path, at: dict[str, int], names: list[str]) -> pa.Table:
         """The rows of one episode: only the row groups are read that it lies in."""
         try:
-            with pq.ParquetFile(place) as file:
+            if place not in self._footers:
+                if len(self._footers) >= MOST_FOOTERS:
+                    self._footers.pop(next(iter(self._footers)))
+                found = pq.read_metadata(place)
+                self._footers[place] = found, np.cumsum([found.row_group(g).num_rows for g in range(found.num_row_groups)])
+            footer, ends = self._footers[place]
+            with pq.ParquetFile(place, metadata=footer) as file:
                 known = file.schema_arrow.names
                 for name in names:
                     if name not in known:
                         raise self._bad(place, f"it has no column {name!r}")
                 start = at["dataset_from_index"] - self._first_of(at)
                 stop = start + at["length"]
-                ends = np.cumsum([file.metadata.row_group(g).num_rows for g in range(file.metadata.num_row_groups)])
                 if not 0 <= start < stop <= (ends[-1] if len(ends) else 0):
                     raise self._bad(place, f"episode {at['episode_index']} ends at row {stop}, and there are {ends[-1] if len(ends) else 0}")
                 first, last = (int(np.searchsorted(ends, row, side="right")) for row in (start, stop - 1))
                 before = int(ends[first - 1]) if first else 0
-                table = file.read_row_groups(list(range(first, last + 1)), columns=names)
+                table = file.read_row_groups(list(range(first, last + 1)), columns=names, use_threads=False)
                 return table.slice(start - before, stop - start)
         except (OSError, pa.ArrowException) as error:
             raise self._bad(place, f"it cannot be read: {error}") from error
 
     def _first_of(self, at: dict[str, int]) -> int:
         """The number of the first frame of that file."""
-        places = self._places
-        same = (places["data/chunk_index"] == at["data/chunk_index"]) & (places["data/file_index"] == at["data/file_index"])
-        return int(places["dataset_from_index"][same].min())
+        return self._firsts[at["data/chunk_index"], at["data/file_index"]]
+
+    @cached_property
+    def _firsts(self) -> dict[tuple[int, int], int]:
+        columns = [self._places[name].tolist() for name in ("data/chunk_index", "data/file_index", "dataset_from_index")]
+        firsts: dict[tuple[int, int], int] = {}
+        for chunk, file, start in zip(*columns, strict=True):
+            firsts[chunk, file] = min(start, firsts.get((chunk, file), start))
+        return firsts
 
     def _array(self, table: pa.Table, name: str, place: Path, at: dict[str, int]) -> NDArray:
         feature = self._features[name]
