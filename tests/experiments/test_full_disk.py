@@ -36,7 +36,9 @@ for what, write in {"saving": lambda: run.save("copy"), "of another": lambda: la
         write()
     except ConfigError as error:
         print(what, error)
-print("threads", sum("run ppo" in thread.name for thread in threading.enumerate()))
+for thread in (running := [thread for thread in threading.enumerate() if "run ppo" in thread.name]):
+    thread.join(60)  # of the second run, which was stopped
+print("threads", sum(thread.is_alive() for thread in running))
 resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
 print("unwritten", json.loads(Path("kept/run.json").read_text())["unwritten"])
 print("state", run.state, run.iteration)
