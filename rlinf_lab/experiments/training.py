@@ -240,8 +240,7 @@ class TrainingRun:
         """Play whole episodes greedily with the newest weights (or the ``best``). On environments of its own; the run
         goes on.
 
-        ``seed``: of the environments, never one of training; None: the run's own. Those of ``eval_every``, which chose
-        the best, are others.
+        ``seed``: of the environments, never one of training; None: the run's own, others than those of ``eval_every``.
         """
         return self.policy(best).evaluate(episodes, seed)
 
@@ -295,8 +294,7 @@ class TrainingRun:
         iteration = int(row["iteration"])
         if snapshot is not None and self.options.evaluates_after(iteration, self.config.env_steps):
             began, cpu = time.perf_counter(), time.thread_time()
-            own = self.options.eval_seed
-            seed = looks_seed(self.config.seed) if own is None else own
+            seed = looks_seed(self.config.seed) if self.options.eval_seed is None else self.options.eval_seed
             found = self.recipe.policy(self.config, snapshot.weights).evaluate(self.options.eval_episodes, seed)
             row |= {
                 **found.row(),
@@ -375,8 +373,6 @@ class TrainingRun:
                 self._tell_folder(**about)
             except BaseException:  # nobody would have a handle of what goes on
                 started.stop()
-                self._between.close()
-                self._done.set()
                 told(self)
                 raise
         else:  # a disk that is full by now stops nothing
@@ -416,18 +412,13 @@ class TrainingRun:
             phase = self.auto.next(workflow, ended.timeline, remaining, setup_s)
         else:
             phase = self.auto.after_failure(workflow, failed, remaining, setup_s)
-        if self.auto.choice is not None:
-            self._say_choice()
+        if self.auto.choice is not None and self._line is not None:
+            self._line.say(self.auto.note)  # old plan, new plan, predicted, measured, gain
         plan = phase.plan
         if not phase.measures:
             workflow, plan = self.recipe.fused(self.config, workflow, plan, state)
         self._begin(workflow, plan, phase.executor, **phase.options)
         return True
-
-    def _say_choice(self) -> None:
-        """Old plan, new plan, predicted, measured, gain."""
-        if self._line is not None and self.auto is not None:
-            self._line.say(self.auto.note)
 
     def _show(self) -> None:
         if len(self.phases) > 1:  # where the dashboards of the last phase are
