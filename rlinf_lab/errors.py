@@ -112,11 +112,11 @@ class UnknownNameError(RlinfLabError, LookupError):
     """A name (environment, worker, channel, field) that does not exist; suggests the nearest one."""
 
     @classmethod
-    def of(cls, what: str, name: object, known: Iterable[str], hint: str = "", alike: float = 0.4) -> UnknownNameError:
+    def of(cls, what: str, name: object, known: Iterable[str], hint: str = "", alike: float = 0.4, whose: str = "") -> UnknownNameError:
         """Build the message.
 
         ``what`` is the kind of thing, ``known`` the names that would work, ``alike`` (0 to 1) how near one must be to
-        be meant.
+        be meant, ``whose`` what should have it.
         """
         names = sorted(str(k) for k in known)
         small = {one.lower(): one for one in reversed(names)}
@@ -128,7 +128,8 @@ class UnknownNameError(RlinfLabError, LookupError):
         else:
             listing = ", ".join(names) if names else "none"
         rest = [hint] * bool(hint) + ["Next: one of those."] * (bool(names) and "Next:" not in hint)
-        return cls(" ".join([f"Unknown {what} {shown(name)}.{nearest} Known: {listing}.", *rest]))
+        said = f"{whose} has no {what} {shown(name)}" if whose else f"Unknown {what} {shown(name)}"
+        return cls(" ".join([f"{said}.{nearest} Known: {listing}.", *rest]))
 
 
 class ConfigError(RlinfLabError, ValueError):

@@ -136,7 +136,7 @@ def _checked_options(task: str, options: dict[str, Any]) -> dict[str, Any]:
         if name in _OURS:
             raise ConfigError(f"envpool/{task}: {name} is said by make_vec(id, num_envs, max_episode_steps, cores=...) and reset(seed=...).")
         if name not in known:
-            raise UnknownNameError.of(f"option of envpool/{task}", name, [n for n in known if n not in _OURS])
+            raise UnknownNameError.of("option", name, [n for n in known if n not in _OURS], whose=f"envpool/{task}")
     return {**({"partially_observable": False} if "partially_observable" in known else {}), **options}
 
 

@@ -35,6 +35,7 @@ from rlinf_lab.algorithms.off_policy import (
 from rlinf_lab.algorithms.ppo import (
     PolicyLoss,
     PPOLoss,
+    asks_for_proximal,
     decoupled_policy_loss,
     policy_loss,
     ppo_loss,
@@ -51,6 +52,7 @@ __all__ = [
     "adapted_kl_coefficient",
     "advantage",
     "aggregate",
+    "asks_for_proximal",
     "clone_loss",
     "count_of",
     "critic_loss",

@@ -11,7 +11,7 @@ from typing import Any
 from gymnasium.vector import VectorEnv
 
 from rlinf_lab.errors import ConfigError, UnknownNameError, shown
-from rlinf_lab.experiments.recipe import Recipe, find, name_of
+from rlinf_lab.experiments.recipe import ELSEWHERE, HOMES, Recipe, find, name_of
 from rlinf_lab.experiments.storage.folder import RunFolder, from_plain
 from rlinf_lab.notebook import in_notebook
 from rlinf_lab.recipes.starting_policy import StartingPolicy
@@ -94,13 +94,35 @@ def check_names(recipe: Recipe, given: Mapping[str, Any], own: Mapping[str, Any]
         if own is not None and name in WORDS_OF_TRAIN:
             word, example = WORDS_OF_TRAIN[name]
             raise UnknownNameError(f"{name!r} is called {word!r} here. Next: {example}.")
+        if name == "policy":
+            _refuse_policy_class(given[name])
+            raise UnknownNameError(
+                f"{recipe.name} has no setting 'policy': it begins with networks of its own. Those that go on from a "
+                f"policy: {', '.join(_going_on())}. Next: leave it out; lab.resume(folder) goes on with a run."
+            )
         kind = recipe.config
         raise UnknownNameError.of(
-            f"setting of {recipe.name!r}",
+            "setting",
             name,
             [*recipe.fields, *(own or {})],
             f"All of them: from {kind.__module__} import {kind.__name__}; help({kind.__name__}).",
             alike=0.6,
+            whose=recipe.name,
+        )
+
+
+def _going_on() -> list[str]:
+    """Algorithms that take ``policy=``, as `train` calls them."""
+    told = {here: name for name, here in ELSEWHERE.items()}
+    return sorted(told.get(name, name) for name in HOMES if "policy" in find(name).fields)
+
+
+def _refuse_policy_class(given: Any) -> None:
+    """`ConfigError` for the name of a network of Stable-Baselines3."""
+    if isinstance(given, str) and given in POLICIES_OF_SB3 and not Path(given).exists():
+        raise ConfigError(
+            f"policy={given!r}: the spaces of the environment choose the network here, and policy= takes a run, or a "
+            "run's folder, to go on from. Next: leave it out; net_arch=(64, 64) changes the network."
         )
 
 
@@ -128,7 +150,7 @@ def _of_plain(
     plain = {name: value for name, value in given.items() if not (only_acts and _is_spare(recipe, name, value))}
     for name, value in plain.items():
         if name not in recipe.fields:
-            raise UnknownNameError.of(f"setting of {recipe.name!r}", name, recipe.fields)
+            raise UnknownNameError.of("setting", name, recipe.fields, whose=recipe.name)
         for part in filter(_is_object, value if isinstance(value, list) else [value]):
             raise ConfigError(
                 f"{name} of {whose} was an object of its program, {part['object']}, which a file does not hold. "
@@ -174,11 +196,7 @@ def gone_on_from(given: Any, env: Any = None) -> Any:
             plain["env"] = env
         plain["policy"] = gone_on_from(plain.get("policy"), env)
         return StartingPolicy(recipe.name, _of_plain(recipe, plain, "the policy that a run went on from"))
-    if isinstance(given, str) and given in POLICIES_OF_SB3 and not Path(given).exists():
-        raise ConfigError(
-            f"policy={given!r}: the spaces of the environment choose the network here, and policy= takes a run, or a "
-            "run's folder, to go on from. Next: leave it out; net_arch=(64, 64) changes the network."
-        )
+    _refuse_policy_class(given)
     if isinstance(given, (str, os.PathLike)):
         kept = RunFolder(given)
         recipe = kept.recipe()

@@ -149,8 +149,7 @@ class TrainingRun:
         """starting, running, paused, finished, stopped or failed."""
         if self.error is not None or self.run.state == "failed":
             return "failed"
-        # a phase: the next one begins, or the end is being written
-        if not self._is_over and self.run.state == "finished":
+        if not self._is_over and self.run.state == "finished":  # a phase: the next one begins, or the end is written
             return "running"
         return "stopped" if self._stopped and self.run.state in ENDED else self.run.state
 
@@ -223,10 +222,11 @@ class TrainingRun:
         anew = textwrap.shorten(self._begins_anew, 120, placeholder=" …")
         how = f"from the start of episodes ({anew})" if anew else "exactly where it was"
         resumed = f"; went on after iteration {self._between.first} {how}" if self._between.first else ""
+        auto = "" if self.auto is None or (self.auto.measures and self.state in ENDED) else f"; {self.auto.note}"
         runner = f"; steps by {self.runner.brief}" if self.runner is not None else ""
         return (
             f"TrainingRun({self.recipe.name} {env_name(self.config)}: {self.state}{why}, "
-            f"iteration {self.iteration}/{self.config.updates}{value}{resumed}{runner})"
+            f"iteration {self.iteration}/{self.config.updates}{value}{resumed}{auto}{runner})"
         )
 
     # --- the policy ----------------------------------------------------------------------------------------
@@ -429,10 +429,10 @@ class TrainingRun:
         if in_notebook():
             self.show()
         elif self._line is None:
-            steps = self.config.env_steps
+            steps, first = self.config.env_steps, self._between.first
             self._line = Line(
-                f"{self.recipe.name} {env_name(self.config)}", self.config.updates * steps, self._between.first * steps,
-                first_words(self.config, self._between.first, self.folder), getattr(self.config, "unit", "steps"),
+                f"{self.recipe.name} {env_name(self.config)}", self.config.updates * steps, first * steps,
+                first_words(self.config, first, self.folder, self.auto), getattr(self.config, "unit", "steps"),
             )  # fmt: skip
 
     def _tell_folder(self, **about: Any) -> None:

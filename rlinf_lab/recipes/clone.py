@@ -15,7 +15,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -24,6 +23,7 @@ from typing import Any, ClassVar
 from torch import nn
 
 from rlinf_lab.datasets import EpisodeSource
+from rlinf_lab.datasets.given import recorded
 from rlinf_lab.datasets.presenting import presented
 from rlinf_lab.datasets.sampling import MEMORY
 from rlinf_lab.errors import ConfigError
@@ -93,10 +93,7 @@ class CloneConfig(RecipeConfig):
         for name in ("total_timesteps", "iterations"):
             self._require(name, getattr(self, name) is None, "None: cloning is counted in gradient_steps, such as gradient_steps=2000")
         super().__post_init__()
-        if isinstance(self.data, (str, os.PathLike)):
-            from rlinf_lab.datasets import read_lerobot
-
-            object.__setattr__(self, "data", read_lerobot(self.data))
+        object.__setattr__(self, "data", recorded(self.data))
         fits = self.data is None or isinstance(self.data, EpisodeSource)
         self._require("data", fits, "recorded episodes, such as lab.collect(env, 'expert', episodes=10), or the folder of a LeRobotDataset")
         if self.data is not None and self.env is None:

@@ -104,7 +104,7 @@ class RecipeConfig:
         known = [f.name for f in dataclasses.fields(cls)]
         for name in names:
             if name not in known and name not in cls.elsewhere:
-                raise UnknownNameError.of(f"field of {cls.__name__}", name, known)
+                raise UnknownNameError.of("field", name, known, whose=cls.__name__)
 
     @classmethod
     def preset(cls, env: Any, **overrides: Any) -> Self:

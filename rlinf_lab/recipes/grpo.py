@@ -356,7 +356,7 @@ class GRPOConfig:
         known = [f.name for f in dataclasses.fields(cls)]
         for field in overrides:
             if field not in known:
-                raise UnknownNameError.of("field of GRPOConfig", field, known)
+                raise UnknownNameError.of("field", field, known, whose="GRPOConfig")
         return cls(**{**_settings_for(task, variant), **overrides, "env": task})
 
 

@@ -20,6 +20,7 @@ import numpy as np
 from gymnasium.spaces import Box
 
 from rlinf_lab.datasets import EpisodeSource
+from rlinf_lab.datasets.given import recorded
 from rlinf_lab.datasets.presenting import presented
 from rlinf_lab.datasets.space_json import at, leaf_spaces
 from rlinf_lab.errors import ConfigError
@@ -41,11 +42,14 @@ __all__ = ["RLPDConfig", "build", "fuse", "shares"]
 @described
 @dataclass(frozen=True)
 class RLPDConfig(SACConfig):
-    """Every number of the experiment. See `OffPolicyConfig`; those here are the paper's, a smaller ``n_critics`` and fewer gradient steps are cheaper."""
+    """Every number of the experiment. See `OffPolicyConfig`; those here are the paper's, a smaller ``n_critics`` and fewer gradient steps are cheaper.
+
+    But ``target_entropy`` is SAC's: the authors' code steers to half of that, minus half the number of action dimensions.
+    """
 
     data: Any = None
-    """demonstrations: a `replay.ReplayBuffer`, the path of one, or episodes (`replay.demonstrations`), whose rewards become those of
-    ``reward`` where they tell of success; a buffer's stay as they are. Actions of a buffer, or of a plain list of episodes, are taken as a policy acts
+    """demonstrations: episodes of `collect` or of `datasets`, or the folder of a LeRobotDataset, whose rewards become those of ``reward`` where they tell of
+    success; or a `replay.ReplayBuffer`, or the file of one, whose rewards stay as they are. Actions of a buffer, or of a plain list of episodes, are taken as a policy acts
     (of a bounded Box in [-1, 1]); a data set says its own range"""
     offline_share: float = 0.5
     """of each minibatch, drawn from them"""
@@ -64,7 +68,8 @@ class RLPDConfig(SACConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._require("data", self.data is not None, "demonstrations: a ReplayBuffer, the path of one, or episodes, such as data=lab.collect(env, 'expert', episodes=10)")
+        self._require("data", self.data is not None, "demonstrations: episodes, such as data=lab.collect(env, 'expert', episodes=10), the folder of a LeRobotDataset, or a ReplayBuffer")
+        self._require("prioritized_replay", not self.prioritized_replay, "False: demonstrations are drawn uniformly beside one's own transitions, as the paper has it")
         self._require("offline_share", real(self.offline_share) and 0 <= self.offline_share <= 1, "a number between 0 and 1")
         within = whole(self.target_critics, 1) and self.target_critics <= self.n_critics
         self._require("target_critics", within, f"a whole number between 1 and n_critics = {self.n_critics}")
@@ -78,12 +83,14 @@ class RLPDConfig(SACConfig):
     @functools.cached_property
     def _offline(self) -> ReplayBuffer:
         """The transitions of ``data``, with draws of their own. `ConfigError` where they are of another environment."""
-        data = presented(self.data, self.spec) if isinstance(self.data, EpisodeSource) else self.data
-        found = demonstrations(data, reward=self.reward)
+        data = recorded(self.data)
+        found = demonstrations(presented(data, self.spec) if isinstance(data, EpisodeSource) else data, reward=self.reward)
         buffer = ReplayBuffer(len(found), seed=self.seed)
         transitions, spec = found.rows(found.order), self.spec
         buffer.add(transitions)
         row, one = buffer.rows(np.zeros(1, np.int64)), np.random.default_rng(0)
+        if "discount" in row:
+            raise ConfigError("RLPDConfig.data holds a discount, as transitions over several steps do; here each is over one. Next: add them without replay.NStep.")
         for part, space in (("obs", spec.observation_space), ("action", spec.action_space)):
             wanted = {name: leaf.shape[1:] for name, leaf in flat(sampled(space, one, 1)).items()}
             given = {name: leaf.shape[1:] for name, leaf in flat(row[part]).items()}

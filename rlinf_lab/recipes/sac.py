@@ -61,7 +61,7 @@ class SACConfig(OffPolicyConfig):
         learns = isinstance(self.ent_coef, str)
         return partial(
             SACStep, self.make_policy(), self.make_critics(), target_entropy=self._target_entropy(), ent_coef=self._first_temperature() or 1.0,
-            learns_temperature=learns, policy_delay=self.policy_delay, **self.learning(),
+            learns_temperature=learns, policy_delay=self.policy_delay, seed=self.seed, **self.learning(),
         )  # fmt: skip
 
     def step_settings(self) -> dict[str, Number]:

@@ -49,7 +49,7 @@ def demonstrations(data: Any, *, reward: str = "environment") -> ReplayBuffer:
     (``success_T``) the reward is 1 in the step in which the task first succeeds, which ends them, and 0 before; a buffer's stay as they are. Raises
     `ConfigError` for what holds no transitions or tells nothing about success, `FileNotFoundError`.
     """
-    if isinstance(data, (str, os.PathLike)):
+    if isinstance(data, str) or (isinstance(data, os.PathLike) and not isinstance(data, Iterable)):  # which a data set on disk is, too
         return _checked(ReplayBuffer.load(_file(Path(data))), data)
     if isinstance(data, ReplayBuffer):
         return _checked(data, data)
@@ -68,7 +68,7 @@ def demonstrations(data: Any, *, reward: str = "environment") -> ReplayBuffer:
 
 def _file(path: Path) -> Path:
     if path.is_dir():
-        raise ConfigError(f"data={str(path)!r} is a folder: the file of a ReplayBuffer is asked for. Next: read the data set, and give its episodes.")
+        raise ConfigError(f"data={str(path)!r} is a folder: the file of a ReplayBuffer is asked for. Next: lab.datasets.read_lerobot({str(path)!r}), where it is a LeRobotDataset.")
     return path
 
 

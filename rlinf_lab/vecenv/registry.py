@@ -155,7 +155,7 @@ class EnvFactory:
     ) -> Runner:
         if wanted == AUTO and self.runner is not None:
             if self.runner.name not in ways:
-                raise UnknownNameError.of(f"runner of {self.id}", self.runner.name, ways)
+                raise UnknownNameError.of("runner", self.runner.name, ways, whose=self.id)
             return self.runner
         said_of = ", ".join(f"{name}={value!r}" for name, value in (("max_episode_steps", max_episode_steps), *options.items()) if value is not None)
         return choose(Question(self.id, num_envs, cores, ways, said_of, self.given is None and not options), wanted)
@@ -592,7 +592,7 @@ def _check_options(id: str, make: Callable[..., Any], options: dict[str, Any]) -
     known = [p.name for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD) and p.name not in taken]
     for option in options:
         if option not in known:
-            raise UnknownNameError.of(f"option of {id}", option, known)
+            raise UnknownNameError.of("option", option, known, whose=id)
 
 
 def _is_count(value: object) -> bool:

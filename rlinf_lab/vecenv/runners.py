@@ -58,7 +58,7 @@ def choose(question: Question, wanted: str) -> Runner:
         raise ConfigError(f"make_vec({question.id!r}, runner={shown(wanted)}): 'auto', or one of {', '.join(question.ways)}.")
     if wanted != AUTO:
         if wanted not in question.ways:
-            raise UnknownNameError.of(f"runner of {question.id}", wanted, [*question.ways, PROCESSES])
+            raise UnknownNameError.of("runner", wanted, [*question.ways, PROCESSES], whose=question.id)
         return Runner(wanted, "by its name")
     names = list(question.ways)
     if len(names) == 1:

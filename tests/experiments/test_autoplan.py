@@ -351,6 +351,28 @@ def test_a_chosen_plan_that_cannot_begin_is_given_up(monkeypatch: pytest.MonkeyP
     assert run.metrics["iteration"].tolist() == list(range(1, run.iteration + 1))
 
 
+def test_a_run_says_that_it_measures_and_what_was_decided(monkeypatch: pytest.MonkeyPatch) -> None:
+    def kept(flow: Workflow, runs: Any, shares: Any, devices: list[str], measured_s: float, *rest: Any) -> Choice:
+        return Choice(runs[0].plan, runs[0].plan, measured_s, measured_s, False, "no other plan is faster")
+
+    monkeypatch.setattr("rlinf_lab.experiments.autoplan.phases.choose", kept)
+    monkeypatch.setattr("rlinf_lab.experiments.autoplan.phases.CHANGE_S", 0.0)
+    said, begun = [], threading.Event()
+
+    def looks(_row: Any) -> None:
+        assert begun.wait(60)
+        said.append(repr(run))
+
+    settings: dict[str, Any] = {"num_envs": 8, "n_steps": 16, "batch_size": 64, "iterations": 60, "progress": False, "folder": False}
+    run = train("ppo", "numpy/ReachArm-v0", devices=["cpu:0", "cpu:1"], executor="local", on_iteration=looks, **settings)
+    begun.set()
+    run.wait(120)
+    assert "running, iteration 1/60" in said[0] and "; plan='auto' measures its first iterations on one core; they may be slower" in said[0]
+    assert "; plan temporal is kept, " in repr(run) and "no other plan is faster" in repr(run) and "measures" not in repr(run)
+    short = train("ppo", "numpy/ReachArm-v0", devices=["cpu:0", "cpu:1"], executor="local", **{**settings, "iterations": 1}).wait()
+    assert "measures" not in repr(short), "it has ended, and nothing was decided"
+
+
 def test_a_machine_of_gpus_alone_has_nothing_to_go_on_with() -> None:
     flow, gpus = cell(), ["cuda:0", "cuda:1"]
     auto = AutoPlan({"env": 8}, gpus)

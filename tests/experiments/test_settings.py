@@ -16,7 +16,7 @@ from rlinf_lab.experiments.settings import check_names
 @pytest.mark.parametrize(("given", "said"), [
     ({"device": "cuda"}, "Next: devices=['cpu:0'] or devices=['cuda:0']."), ({"verbose": 1}, "Next: progress=True."),
     ({"n_envs": 2}, "Next: num_envs=2."), ({"callback": print}, "Next: on_iteration="), ({"tensorboard_log": "x"}, "Next: loggers=['tensorboard']."),
-    ({"gama": 0.9}, "Did you mean 'gamma'? Known: gamma, "), ({"Gamma": 0.9}, "Did you mean 'gamma'?"),
+    ({"gama": 0.9}, "ppo has no setting 'gama'. Did you mean 'gamma'? Known: gamma, "), ({"Gamma": 0.9}, "Did you mean 'gamma'?"),
     ({"gama": 0.9}, "from rlinf_lab.recipes.ppo import PPOConfig; help(PPOConfig)"),
 ])  # fmt: skip
 def test_a_word_from_elsewhere_is_answered_with_ours(given: dict[str, Any], said: str) -> None:
@@ -50,6 +50,17 @@ def test_names_differ_by_more_than_their_case() -> None:
 def test_a_policy_class_of_another_library_is_answered() -> None:
     with pytest.raises(ConfigError, match="'MlpPolicy': the spaces of the environment choose the network"):
         lab.train("ppo", "CartPole-v1", folder=False, policy="MlpPolicy")
+
+
+def test_who_begins_with_networks_of_its_own_names_those_that_go_on_from_a_policy() -> None:
+    with pytest.raises(UnknownNameError) as raised:
+        lab.train("sac", "Pendulum-v1", folder=False, policy="runs/mine")
+    assert str(raised.value) == (
+        "sac has no setting 'policy': it begins with networks of its own. Those that go on from a policy: clone, grpo, ppo. "
+        "Next: leave it out; lab.resume(folder) goes on with a run."
+    )
+    with pytest.raises(ConfigError, match="'MlpPolicy': the spaces of the environment choose the network"):
+        lab.train("sac", "Pendulum-v1", folder=False, policy="MlpPolicy")
 
 
 @pytest.mark.parametrize("task", ["reasoning/sorting", "problems.jsonl"])

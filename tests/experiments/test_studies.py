@@ -116,6 +116,8 @@ def test_the_shelf_tells_who_died_and_deletes_only_what_is_over(runs: list[list[
     table.query("state == 'died'").delete()
     assert sorted(lab.runs(tmp_path)["name"]) == ["fast0", "fast1", "slow0"]
     assert len(lab.runs(tmp_path / "nowhere")) == 0
+    head, first = repr(lab.runs(tmp_path)).splitlines()[:2]
+    assert head.split() == list(lab.runs(tmp_path).columns) and head.split()[1] == "state" and "..." not in first
 
 
 def test_one_failure_of_a_sweep_stops_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,8 +7,10 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, get_type_hints
 
 import gymnasium
@@ -22,6 +24,7 @@ from rlinf_lab.experiments import TrainingRun
 from rlinf_lab.experiments.display.progress import Line
 from rlinf_lab.experiments.recipe import find
 from rlinf_lab.experiments.settings import with_runner
+from rlinf_lab.experiments.storage import keeping
 from rlinf_lab.experiments.storage.folder import RunFolder
 from rlinf_lab.recipes.ppo import PPOConfig
 from rlinf_lab.vecenv import EnvSpec, registry, runners
@@ -119,6 +122,18 @@ def test_what_steps_the_environments_is_said_kept_and_kept_to(monkeypatch: pytes
 def test_the_newest_checkpoints_stay(tmp_path: Path) -> None:
     run = train(folder=tmp_path / "run", checkpoint_minutes=1e-9, keep_checkpoints=2, iterations=5).wait()
     assert [p.name for p in RunFolder(run.folder).checkpoints()] == ["learner-000004.safetensors", "learner-000005.safetensors"]
+
+
+def test_the_first_checkpoint_comes_after_a_minute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half a minute an iteration, and one every ten minutes from then on."""
+    now = [0.0]
+    monkeypatch.setattr(keeping, "time", SimpleNamespace(monotonic=lambda: now[0], time=time.time))
+
+    def lasts(_row: Any) -> None:
+        now[0] += 30.0
+
+    run = train(folder=tmp_path / "run", keep_checkpoints=9, iterations=25, on_iteration=lasts).wait()
+    assert [p.name[8:14] for p in RunFolder(run.folder).checkpoints()] == ["000003", "000024"]
 
 
 def test_what_is_saved_of_a_run_that_goes_on_names_its_iteration(tmp_path: Path) -> None:

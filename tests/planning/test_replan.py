@@ -291,6 +291,8 @@ def test_what_the_budget_does_not_reach_is_said_and_not_proposed() -> None:
     assert some.proposal is None and "more plan" in some.notes[0] and "not simulated" in some.notes[0]
     with pytest.raises(PlanError, match="replan: moments is 0"):
         replan(timeline, planned, moments=0)
+    with pytest.raises(PlanError, match=r"replan\(run, None\): a plan of lab\.plan is needed.*Next: plans\.best"):
+        replan(timeline)
 
 
 def test_who_wants_no_answer_any_more_gets_none() -> None:

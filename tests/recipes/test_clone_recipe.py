@@ -67,6 +67,49 @@ def test_collect_says_what_it_cannot_do(arguments, said):
     assert said in str(error.value)
 
 
+def turned(obs_NX):
+    """Pendulum's own torque, of up to 2, which a policy here gives in [-1, 1]."""
+    return np.where(obs_NX[:, 2:] > 0, -2.0, 0.5).astype(np.float32)
+
+
+def test_an_action_outside_of_its_box_is_recorded_as_the_environment_took_it_and_said_once():
+    with pytest.warns(UserWarning) as told:
+        data = collect("Pendulum-v1", turned, episodes=3, max_episode_steps=20)
+    assert [str(w.message) for w in told if "turned" in str(w.message)] == [
+        "collect(policy=turned): the action -2 is outside of Box(-1.0, 1.0, (1,), float32). The environment takes -1, and that is what is recorded: actions "
+        "outside of a Box are clipped, as gymnasium's ClipAction does. Next: nothing, if that is meant; else actions within it (a bounded Box is [-1, 1] here, "
+        "mapped to the environment's own Box(-2.0, 2.0, (1,), float32))."
+    ]
+    assert told[0].filename == __file__
+    taken = np.concatenate([e.action_T for e in data])
+    assert set(taken.ravel().tolist()) == {-1.0, 0.5} and data.replay(1).differences(data[1]) == ""
+
+
+def test_chunks_of_actions_are_clipped_like_single_ones(recwarn):
+    data = collect("Pendulum-v1", lambda obs_NX: np.stack([turned(obs_NX)] * 2, axis=1) - 0.25, episodes=1, max_episode_steps=20)
+    assert set(data[0].action_T.ravel().tolist()) == {-1.0, 0.25}
+    assert len([w for w in recwarn if "the action -2.25 is outside" in str(w.message)]) == 1
+
+
+def of_one(obs):
+    _cosine, _sine, speed = obs
+    return np.array([-speed / 8])
+
+
+@pytest.mark.parametrize(("policy", "said"), [
+    (of_one, "collect(policy=of_one): on a batch, the observations of 2 environments at once, it raised ValueError: not enough values to unpack "
+     "(expected 3, got 2). Next: a function from such a batch to an action for each of its rows; one for a single observation becomes one: "
+     "lambda obs_N: np.stack([of_one(obs) for obs in obs_N])."),
+    (lambda obs: [0.5], "gave actions of the shape (1,), and (2, 1) is needed. Next: a function from such a batch to an action for each of its rows; one for a "
+     "single observation becomes one: lambda obs_N: np.stack([policy(obs) for obs in obs_N])."),
+])  # fmt: skip
+def test_a_policy_that_was_made_for_one_observation_is_told_of_batches(policy, said):
+    with pytest.raises(ConfigError) as error:
+        collect("Pendulum-v1", policy, episodes=2, max_episode_steps=4)
+    assert said in str(error.value)
+    assert len(collect("Pendulum-v1", lambda obs_N: np.stack([of_one(obs) for obs in obs_N]), episodes=2, max_episode_steps=4)) == 2
+
+
 def test_no_more_gradient_steps_are_taken_than_were_asked_for(data):
     run = lab.train("clone", LineEnv, data=data, **{**SMALL, "gradient_steps": 7}, **QUIET).wait()
     assert run.config.steps_per_iteration == 7 and len(run.metrics) == 1

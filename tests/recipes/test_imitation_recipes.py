@@ -5,11 +5,12 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import gymnasium
 import numpy as np
 import pytest
 
 import rlinf_lab as lab
-from rlinf_lab.errors import ConfigError, UnknownNameError
+from rlinf_lab.errors import ConfigError, EnvError, UnknownNameError
 from rlinf_lab.experiments.recipe import find
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.records import Observation
@@ -109,6 +110,34 @@ def test_the_expert_acts_as_often_as_it_should_whoever_asks():
         np.testing.assert_array_equal(whole, together)
         shares.append(whole.mean())
     np.testing.assert_allclose(shares, [1.0, 0.5, 0.25], atol=0.08)
+
+
+class Quiet(gymnasium.Env):
+    """A swing that says nothing of success."""
+
+    observation_space, action_space = gymnasium.spaces.Box(-1, 1, (2,), np.float32), gymnasium.spaces.Box(-1, 1, (1,), np.float32)
+    told: dict = {}  # noqa: RUF012
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        return np.zeros(2, np.float32), 0.0, False, False, self.told
+
+
+class Telling(Quiet):
+    """Says it in each step."""
+
+    told = {"is_success": False}  # noqa: RUF012
+
+
+def test_an_environment_that_tells_nothing_of_success_is_refused_before_the_run():
+    settings = {"max_episode_steps": 4, "num_envs": 2, "iterations": 1, "plan": None, **QUIET}
+    with pytest.raises(EnvError, match=r"Quiet says nothing about success.*Next: reward='environment', or an environment whose every step says it"):
+        lab.train("grpo", Quiet, **settings)
+    assert lab.train("grpo", Telling, **settings).wait().state == "finished"
+    assert lab.train("grpo", Quiet, reward="environment", **settings).wait().state == "finished"
 
 
 @pytest.mark.parametrize(("algorithm", "settings", "error", "said"), [

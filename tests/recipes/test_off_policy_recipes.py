@@ -137,6 +137,29 @@ def test_a_state_that_is_kept_holds_the_buffer(tmp_path):
     assert len(replay["rows"]["reward"]) == 48 and replay["state"]["capacity"] == 1_000_000
 
 
+def swung(obs_NX):
+    return np.clip(-obs_NX[:, 2:] / 8, -1, 1)
+
+
+def test_rlpd_takes_the_folder_that_a_clone_takes(tmp_path):
+    data = lab.collect("Pendulum-v1", swung, episodes=3, max_episode_steps=5)
+    lab.datasets.write_lerobot(data, tmp_path / "swings")
+    runs = [
+        lab.train("rlpd", "Pendulum-v1", data=given, total_timesteps=72, folder=False, gradient_steps=-1, policy_delay=2, n_critics=2, **SHORT).wait()
+        for given in (data, str(tmp_path / "swings"), lab.datasets.read_lerobot(tmp_path / "swings"))
+    ]
+    losses = [run.metrics["critic_loss"].dropna().tolist() for run in runs]
+    assert losses[0] == losses[1] == losses[2] and losses[0]
+
+
+@pytest.mark.parametrize("algorithm", ["rlpd", "clone"])
+def test_a_data_set_of_minari_is_read_by_its_own_reader(algorithm):
+    with pytest.raises(ConfigError, match=r"data='pend/scripted-v0': there is no such folder\. Next: data=lab\.datasets\.read_minari\('pend/scripted-v0'\) reads"):
+        lab.train(algorithm, "Pendulum-v1", data="pend/scripted-v0", folder=False)
+    with pytest.raises(ConfigError, match=r"data='none': there is no such folder\. Next: recorded episodes"):
+        lab.train(algorithm, "Pendulum-v1", data="none", folder=False)
+
+
 class Succeeding(gymnasium.Env):
     """From the third step on, without an end."""
 
@@ -171,5 +194,11 @@ def test_rlpd_learns_from_demonstrations_too(tmp_path):
     assert again.metrics["gradient_steps"].iloc[-1] == 144
     with pytest.raises(ConfigError, match="data is None; it must be demonstrations"):
         lab.train("rlpd", "Pendulum-v1")
+    with pytest.raises(ConfigError, match="prioritized_replay is True; it must be False: demonstrations are drawn uniformly"):
+        lab.train("rlpd", "Pendulum-v1", data=expert, prioritized_replay=True, **SHORT)
+    several = ReplayBuffer(48)
+    several.add({**expert.rows(expert.order), "discount": np.full(48, 0.9, np.float32)})
+    with pytest.raises(ConfigError, match="data holds a discount, as transitions over several steps do"):
+        lab.train("rlpd", "Pendulum-v1", data=several, folder=False, **SHORT)
     with pytest.raises(ConfigError, match="has obs of shapes"):
         lab.train("rlpd", ReachLine, data=expert, max_episode_steps=5, folder=False)

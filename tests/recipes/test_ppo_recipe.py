@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -12,9 +13,12 @@ import torch
 
 from rlinf_lab.errors import ConfigError, RenamedError, UnknownNameError
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
-from rlinf_lab.policies import PolicyWeights
+from rlinf_lab.policies import Flow, PolicyWeights
+from rlinf_lab.policies.transformer import make_chunk_transformer
+from rlinf_lab.recipes.clone import CloneConfig
 from rlinf_lab.recipes.ppo import OLD_NAMES, PRESETS, PPOConfig, build, build_evaluation, pooled
 from rlinf_lab.recipes.schedules import linear
+from rlinf_lab.recipes.starting_policy import StartingPolicy
 from rlinf_lab.records import Episodes
 from rlinf_lab.runtime.executors.local import LocalExecutor
 from rlinf_lab.runtime.session.session import Session
@@ -128,6 +132,21 @@ def test_chunks_of_one_action_are_single_actions(per_action):
     for ours, theirs in zip([*chunks[0], *chunks[1:]], [*single[0], *single[1:]], strict=True):
         for name, value in theirs.items():
             assert ours[name] == pytest.approx(value, rel=1e-4, abs=1e-6), name
+
+
+@pytest.mark.parametrize(("policy", "shape"), [
+    (None, (4, 5)), (partial(make_chunk_transformer, chunk=5, width=8, heads=2, depth=1), (4, 5)),
+    (StartingPolicy("clone", CloneConfig(LineEnv, max_episode_steps=5, chunk_size=5)), (4, 5)),
+    (StartingPolicy("clone", CloneConfig(LineEnv, max_episode_steps=5, chunk_size=5, flow=Flow())), (4, 5)),
+    (StartingPolicy("clone", CloneConfig(LineEnv, max_episode_steps=5, chunk_size=5, flow=Flow(noisy_steps=2))), (4,)),
+], ids=["own", "transformer", "clone", "flow", "flow of two noisy steps"])  # fmt: skip
+def test_log_probabilities_of_a_chunk_are_those_of_its_actions(policy, shape):
+    """Where they do not depend on one another: so the last of an episode's chunk can be left out, also by what goes on from a clone."""
+    made = dataclasses.replace(SMALL, chunk_size=5, batch_size=4, policy=policy).make_policy()()
+    obs = np.zeros((4, 2), np.float32)
+    action, log_prob = made.act(obs, made.draw_noise(np.random.default_rng(0), 4))
+    assert log_prob.shape == shape
+    np.testing.assert_allclose(made.evaluate_actions(obs, action)[0].detach(), log_prob, atol=1e-3)
 
 
 def test_the_same_learning_of_chunks_under_every_plan():

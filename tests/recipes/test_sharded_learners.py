@@ -64,6 +64,24 @@ def test_shards_learn_what_one_rank_learns_also_when_switched_out_and_after_a_ch
         assert again["policy_loss"] == pytest.approx(next_one["policy_loss"], abs=1e-3)
 
 
+def test_shards_teach_the_value_net_alone_as_one_rank_does() -> None:
+    """After an update of both, with the memory of Adam."""
+    learnt = []
+    for config, ranks in ((SMALL, 1), (SHARDED, 2)):
+        flow = build(config)
+        with lab.session(flow, plan_of(flow, ranks), emulate=True) as session:
+            session.step()
+            state = session.step("state")
+        flow = build(replace(config, critic_warmup=2), state=state)
+        with lab.session(flow, plan_of(flow, ranks), emulate=True) as session:
+            session.step()
+            learnt.append((state["weights"].arrays, session.step("state")["weights"]))
+    (before, one), (_, several) = learnt
+    same(one, several)
+    moved = {name for name in before if not np.array_equal(before[name], one.arrays[name]) and "preprocess" not in name}
+    assert moved and all(name.startswith("critic") for name in moved), moved
+
+
 class Layers(lab.Worker):
     """Two layers that are gathered one at a time; rank 0 says how much of the weights it keeps."""
 

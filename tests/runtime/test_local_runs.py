@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -17,7 +18,7 @@ from own_threads import own_threads
 from sessions import executor_of, session_of, until
 
 import rlinf_lab as lab
-from rlinf_lab.errors import Cancelled, ExecutorError, RenamedError, WorkerError, WorkflowError
+from rlinf_lab.errors import Cancelled, ConfigError, ExecutorError, RenamedError, WorkerError, WorkflowError
 from rlinf_lab.planning.engine.engine import Event
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.runtime.host.weights.weights import WeightTable
@@ -38,6 +39,34 @@ def test_a_run_collects_metrics_timeline_and_accounts_for_every_nanosecond() -> 
     with pytest.raises(WorkerError, match="unlucky"):
         failed.wait(30)
     assert failed.state == "failed" and failed.iteration == 1
+
+
+def test_fewer_inputs_than_iterations_are_said() -> None:
+    """Before the run where they can be counted, else when they have ended."""
+    flow = failing_flow()
+    plan = ExecutionPlan.temporal(flow, DEVICES)
+    with pytest.raises(ConfigError, match=r"run\(iterations=3, inputs=\[5, 6\]\): each iteration takes one input, and there are 2\. Next: iterations=2"):
+        run(flow, plan, 3, inputs=[5, 6])
+    ended = run(flow, plan, 3, inputs=iter([5, 6]))
+    with pytest.warns(RuntimeWarning, match="had no more inputs after 2 of 3 iterations"):
+        assert ended.wait(30) == [6, 7]
+    assert run(flow, plan, 2, inputs=[5, 6, 7]).wait(30) == [6, 7], "the first ones of many"
+
+
+def test_a_run_is_kept_and_compared(tmp_path: Path) -> None:
+    flow = cell_flow()
+    kept, other = (run(flow, plan, iterations=n) for plan, n in zip(cell_plans(flow)[:2], (3, 2), strict=True))
+    kept.wait(30), other.wait(30)
+    folder = kept.save(tmp_path / "runs" / "kept")
+    assert ExecutionPlan.load(folder / "plan.json") == kept.plan
+    assert len(lab.Timeline.from_parquet(folder / "timeline.parquet")) == len(kept.timeline)
+    with pytest.raises(FileExistsError):
+        other.save(folder)
+    found = lab.compare({"kept": folder, "living": kept, "other": other}, metric="total")
+    assert found.axis == "iteration" and found.curves().query("label == 'kept'")["mean"].tolist() == [12.0, 24.0, 36.0]
+    assert found.table["final total"].tolist() == [36.0, 36.0, 24.0] and found.table["state"].tolist() == ["saved", "finished", "finished"]
+    assert found.differences.loc["plan"].tolist() == [kept.plan.name, kept.plan.name, other.plan.name]
+    assert found.figure().layout.xaxis.title.text == "iterations" and found.picture()
 
 
 class Endless(Worker):
@@ -96,8 +125,8 @@ def test_pause_holds_between_iterations() -> None:
     started.pause()
     gate.set()
     assert started.state == "paused"
-    with pytest.raises(RenamedError, match=r"run\.unpause\(\)"):
-        started.resume()
+    with pytest.raises(RenamedError, match=r"'resume' is gone\. Next: run\.unpause\(\)"):
+        started.resume()  # type: ignore[attr-defined]
     started.unpause()
     started.wait(20)
     assert started.results == [2, 3, 4]

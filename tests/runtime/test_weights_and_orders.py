@@ -136,7 +136,7 @@ def test_what_is_no_weight_no_order_and_no_priority_is_named() -> None:
         flow.channel("b", weight=3)  # type: ignore[arg-type]
     for options, weight, said in (
         ({"weight": lambda item: -1}, 3, r"channel 'items': the weight of an item is -1; it must be a whole number"),
-        ({}, 0, r"get_weight\(0\): a whole number, at least 1"),
+        *(({}, bad, rf"get_weight\({bad}\): a whole number, at least 1") for bad in (0, True, 1.5)),
         ({"order": lambda item: "x"}, 3, r"the place of an item is 'x'; it must be a number"),
     ):
         with pytest.raises(WorkerError, match=said):

@@ -50,7 +50,9 @@ def test_a_bubble_says_who_waited_and_for_what():
     assert timeline.bubbles(by="cause").share.sum() + timeline.utilisation().mean() == pytest.approx(1)
     assert timeline.bubbles(by="device").ns.tolist() == [100, 45]
     table = timeline_of(ITERATION, ("a", 2, ONE, K.RUN, 40, 100, 0), devices=DEVICES[:2]).bubbles(by=["device", "cause", "worker", "rank", "waiting_for"])
-    assert [tuple(row[:6]) for row in table.itertuples(index=False)] == [("cpu:1", "off", "", -1, "", 100), ("cpu:0", "fill", "", -1, "", 40)]
+    assert [tuple(row[:6]) for row in table.itertuples(index=False)] == [
+        ("cpu:1", "off", "(nobody)", -1, "(no call)", 100), ("cpu:0", "fill", "(nobody)", -1, "(no call)", 40),
+    ]  # fmt: skip
     timeline = timeline_of(ITERATION, ("a", 0, ONE, K.RUN, 0, 100), ("a", 1, TWO, K.RUN, 50, 100), devices=DEVICES[:2])
     assert repr(timeline) == "Timeline: 2 devices, 3 spans, 0.1 µs, busy 75.0 %, bubbles: fill 25.0 %"
     with pytest.raises(UnknownNameError, match="Did you mean 'device'"):

@@ -159,12 +159,12 @@ def test_an_adapter_that_is_installed_meanwhile_is_found(tmp_path: Path, monkeyp
 
 
 def test_unknown_options_are_named_with_those_there_are() -> None:
-    with pytest.raises(UnknownNameError, match=r"option of metaworld/button-press-v3 'task_sed'\. Did you mean 'task_seed'"):
+    with pytest.raises(UnknownNameError, match=r"metaworld/button-press-v3 has no option 'task_sed'\. Did you mean 'task_seed'"):
         make_vec("metaworld/button-press-v3", 1, task_sed=3)
-    with pytest.raises(UnknownNameError, match=r"option of numpy/ReachArm-v0 'bogus'\. Known: none"):
+    with pytest.raises(UnknownNameError, match=r"numpy/ReachArm-v0 has no option 'bogus'\. Known: none"):
         make_vec("numpy/ReachArm-v0", 1, bogus=3)
     register("mine/Walk-v1", lambda num_envs, wind=0: walk())
-    with pytest.raises(UnknownNameError, match="option of mine/Walk-v1 'winds'"):
+    with pytest.raises(UnknownNameError, match="mine/Walk-v1 has no option 'winds'"):
         make_vec("mine/Walk-v1", 3, winds=3)
     with pytest.raises(UnknownNameError, match="Unknown simulator 'metaword'. Did you mean 'metaworld'"):
         ids("metaword")

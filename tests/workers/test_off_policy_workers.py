@@ -155,6 +155,25 @@ def test_sac_steps_are_those_of_plain_torch(by_hand, target_critics):
     torch.testing.assert_close(step.temperature.log_alpha[0], log_alpha, rtol=1e-4, atol=1e-6)
 
 
+def test_the_critics_of_a_target_are_drawn_by_seed_and_step():
+    """Each as often as another, and of two runs not the same."""
+    make = partial(
+        SACStep, partial(make_actor, OBS, ACTION, **NETS), partial(make_q_ensemble, OBS, ACTION, critics=5, **NETS), learning_rate=1e-2, target_entropy=-1.0,
+        target_critics=2,
+    )  # fmt: skip
+
+    def drawn(seed):
+        step, found = make(seed=seed), []
+        for step.count in range(500):
+            found.append(step._subset(5).tolist())
+        return np.array(found)
+
+    one, again, other = drawn(0), drawn(0), drawn(1)
+    np.testing.assert_array_equal(one, again)
+    assert (one != other).any(1).mean() > 0.9  # 19 of 20 by chance
+    assert all(abs(np.bincount(each.ravel(), minlength=5) - 200).max() < 60 for each in (one, other))
+
+
 def test_normalised_critics_have_the_gradients_of_autograd():
     """The same steps with and without autograd, of five critics."""
     rng, steps = np.random.default_rng(3), []
@@ -300,6 +319,27 @@ def test_half_of_each_minibatch_are_demonstrations():
     alone = [batch for batch, _ in Minibatches(ReplayBuffer(9), 8, "cpu", offline, 0.5).draw(2, 0.9, 1.0)]
     assert all((batch.reward > 900).all() for batch in alone)
     assert all(((batch.discount == 0) | (batch.discount == 0.9)).all() for batch in alone)
+
+
+def test_importance_weights_correct_ever_more_over_the_updates():
+    """Their exponent goes from 0.4 to 1 with the share of the updates that is done; the weights themselves are of closed form."""
+    made, exponents = learner(prioritised=True, batch_size=36, updates=4), []
+    step, tree = made.learnt.step, made.replay._tree
+
+    def seen(batch, *rest):
+        chance = tree.get(drawn.pop()) / tree.total  # as it was drawn, priorities follow the step
+        lowest = int(chance.argmin())
+        other = int(chance.argmax())
+        if chance[other] > 1.01 * chance[lowest]:
+            exponents.append(math.log(float(batch.weight[other] / batch.weight[lowest])) / math.log(chance[lowest] / chance[other]))
+        return step(batch, *rest)
+
+    drawn, draw = [], made.minibatches.draw
+    made.minibatches.draw = lambda *given: ((drawn.append(index) or batch, index) for batch, index in draw(*given))
+    made.learnt.step = seen
+    for version, expected in enumerate((0.4, 0.55, 0.7, 0.85, 1.0, 1.0)):
+        made.train(Scripted(played(seed=version, version=version)))
+        assert exponents[-1] == pytest.approx(expected, abs=1e-3)
 
 
 def test_a_floor_keeps_what_hardly_varies_small():

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 CHANGE_S = 6.0  # until processes with torch in them are there and warm, beside what the workers' own setup takes
 READY_S = 1.0  # where they have been waiting
 GPU_FAULT = re.compile(r"\b(CUDA|cuda|cuDNN|CUDNN|cuBLAS|CUBLAS|NVIDIA|NVML)")
+MEASURING = "plan='auto' measures its first iterations on one core; they may be slower than those that follow"
 WORSE = 1.05  # times slower than the old plan: then back
 
 
@@ -247,16 +248,21 @@ class AutoPlan:
         return worse
 
     @property
+    def measures(self) -> bool:
+        """Whether the run is still measured, and nothing has been decided."""
+        return self.choice is None and not self._is_over
+
+    @property
     def note(self) -> str:
         """In one line: old, predicted, measured, gain; or why there is nothing to say."""
         if self.choice is None:
-            return "; ".join(self.notes) or "plan: measuring the first iterations on one core"
+            return "; ".join(self.notes) or MEASURING
         return "; ".join([self.choice.line, *self.notes])
 
     def _repr_html_(self) -> str:
         notes = "".join(f"<div>{html.escape(note)}</div>" for note in self.notes)
         if self.choice is None:
-            return notes or "<div>Measuring the first iterations.</div>"
+            return notes or f"<div>{MEASURING}</div>"
         table = self.choice.table.to_html(index=False, na_rep="–", float_format="{:.3g}".format, border=0)
         return f"<div><b>Plan</b>: {html.escape(self.choice.reason)}</div>{table}{notes}"
 

@@ -52,12 +52,13 @@ class Line:
             print(said, file=sys.stderr)
 
 
-def first_words(config: Any, done: int, folder: Path | None) -> str:
+def first_words(config: Any, done: int, folder: Path | None, auto: Any = None) -> str:
     """Of a line of progress, before the first iteration.
 
-    What comes before it, which may take minutes, and the run's folder.
+    What comes before it, which may take minutes, the run's folder, and whether it is measured.
 
-    ``done``: iterations of an earlier run that this one goes on from.
+    ``done``: iterations of an earlier run that this one goes on from; ``auto``: an `AutoPlan`.
     """
     before = "" if done else getattr(config, "begins_with", "")
-    return ", ".join([f"begins with {before}"] * bool(before) + [f"kept in {folder}"] * (folder is not None))
+    words = [f"begins with {before}"] * bool(before) + [f"kept in {folder}"] * (folder is not None)
+    return ", ".join([*words, *([auto.note] if auto is not None and auto.measures else [])])

@@ -153,6 +153,10 @@ class RunFolder:
             )
 
     # --- reading ----------------------------------------------------------------------------------------
+    def is_of_a_workflow(self) -> bool:
+        """Whether `Run.save` wrote it: what was not trained has no settings."""
+        return (self.path / "metrics.parquet").exists() and not (self.path / "run.json").exists()
+
     def read_json(self, name: str) -> dict[str, Any]:
         """`ConfigError` where it is missing or damaged."""
         path = self.path / name
@@ -210,7 +214,7 @@ class RunFolder:
                     tried = tried or error
         raise tried or ConfigError(
             f"{str(self.path)!r} has no state of a learner: the run ended before its first checkpoint (there is one "
-            "every checkpoint_minutes=). Next: delete the folder, and lab.train(...) anew."
+            "after a minute, and then every checkpoint_minutes=). Next: delete the folder, and lab.train(...) anew."
         )
 
     def weights(self, best: bool = False) -> PolicyWeights:

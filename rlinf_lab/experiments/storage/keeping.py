@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from rlinf_lab.timeline.timeline import Timeline
 
 
+FIRST_S = 60.0  # the first checkpoint comes as early: a run that dies soon has something to go on from
+
+
 class Keeper:
     """``folder``: None keeps nothing on disk. ``best``: the best evaluation so far, an earlier run's too."""
 
@@ -32,7 +35,7 @@ class Keeper:
         self.seconds = None if minutes is None else 60 * minutes
         self.best = best
         self.asked = False  # for a checkpoint as soon as possible
-        self._due = time.monotonic() + (self.seconds or 0)
+        self._due = time.monotonic() + min(FIRST_S, self.seconds or 0)
         self._told = False
 
     def wants_state(self) -> bool:

@@ -15,7 +15,7 @@ from rlinf_lab.errors import ConfigError, shown
 from rlinf_lab.experiments.storage.folder import RunFolder
 
 COLUMNS = (
-    "name", "algorithm", "env", "state", "iteration", "iterations", "return", "best_return", "began", "minutes",
+    "name", "state", "algorithm", "env", "iteration", "iterations", "return", "best_return", "began", "minutes",
     "folder",
 )  # fmt: skip
 GOING_ON = ("running", "starting", "paused")
@@ -27,6 +27,10 @@ class Runs(pd.DataFrame):
     @property
     def _constructor(self) -> Any:
         return Runs
+
+    def __repr__(self) -> str:
+        """Every column: pandas' own leaves out those in the middle."""
+        return self.to_string(max_rows=pd.get_option("display.max_rows"))
 
     def delete(self) -> list[Path]:
         """Delete the folders of these runs. `ConfigError`, and nothing is deleted, where one of them goes on."""

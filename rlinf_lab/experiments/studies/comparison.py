@@ -24,21 +24,26 @@ COLOURS = ("#2f7fd0", "#d0662f", "#3f9c5a", "#9b5fc0", "#c0487f", "#7a7f2a", "#2
 POINTS = 200  # of a curve on the axis that the seeds share
 USUAL = ("eval_return", "return", "reward", "eval_success_rate", "success_rate")
 BOOKKEEPING = ("iteration", "env_steps", "staleness", "version")  # what says nothing of how good a run is
+AXES = {"env_steps": "environment steps", "iteration": "iterations"}
 LATEST = 0.1  # share of a curve that "final" is the mean of
 
 
 class Comparison:
     """Groups of runs, a group for a label, its runs the seeds; made by `compare`. Shows itself in a notebook.
 
-    ``metric``: what the curves show; one of `metrics`.
+    ``metric``: what the curves show; one of `metrics`. ``axis``: over what, ``env_steps`` where all count them, else
+    ``iteration``.
     """
 
     def __init__(self, groups: Mapping[str, list[RunRecord]], metric: str | None = None) -> None:
         self.groups = dict(groups)
+        tables = [record.metrics for group in self.groups.values() for record in group if len(record.metrics)]
+        self.axis = "env_steps" if all("env_steps" in table for table in tables) else "iteration"
         known, some = self.metrics, dict.fromkeys(name for group in self.groups.values() for name in _columns(group))
         if metric is None:
             said = (name for name in known if name not in BOOKKEEPING and "seconds" not in name)
             best = (*(name for name in USUAL if name in known), *(name for name in USUAL if name in some), *said)
+            best += ("seconds",) * (self.axis == "iteration")  # of a workflow that tells nothing else
             metric = next(iter(best), "return")
         elif metric not in some:
             raise UnknownNameError.of("metric", metric, known)
@@ -57,7 +62,7 @@ class Comparison:
     def curves(self) -> pd.DataFrame:
         """The curves of each group, on an axis that its seeds share.
 
-        Columns: ``label``, ``env_steps``, ``mean``, ``low``, ``high`` (lowest and highest seed), ``seeds``.
+        Columns: ``label``, the `axis`, ``mean``, ``low``, ``high`` (lowest and highest seed), ``seeds``.
         """
         parts = []
         for label, group in self.groups.items():
@@ -73,13 +78,13 @@ class Comparison:
             )
             rows_SP = np.stack([np.interp(axis, x, y) for x, y in known])
             parts.append(pd.DataFrame({
-                "label": label, "env_steps": axis, "mean": rows_SP.mean(0), "low": rows_SP.min(0),
+                "label": label, self.axis: axis, "mean": rows_SP.mean(0), "low": rows_SP.min(0),
                 "high": rows_SP.max(0), "seeds": len(known),
             }))  # fmt: skip
         return (
             pd.concat(parts, ignore_index=True)
             if parts
-            else pd.DataFrame(columns=["label", "env_steps", "mean", "low", "high", "seeds"])
+            else pd.DataFrame(columns=["label", self.axis, "mean", "low", "high", "seeds"])
         )
 
     @property
@@ -93,12 +98,12 @@ class Comparison:
         for label, group in self.groups.items():
             finals = np.array([_final(y) for record in group if len(y := self._xy(record)[1])])
             bests = [y.max() for record in group if len(y := self._xy(record)[1])]
-            steps = [record.metrics["env_steps"].max() for record in group if "env_steps" in record.metrics]
+            steps = [record.metrics[self.axis].max() for record in group if self.axis in record.metrics]
             seconds = [record.metrics["seconds"].sum() for record in group if "seconds" in record.metrics]
             rows.append({
                 "label": label, "seeds": len(group), f"final {self.metric}": finals.mean() if len(finals) else np.nan,
                 "lowest": finals.min() if len(finals) else np.nan, "highest": finals.max() if len(finals) else np.nan,
-                "best": max(bests, default=np.nan), "env_steps": max(steps, default=np.nan),
+                "best": max(bests, default=np.nan), self.axis: max(steps, default=np.nan),
                 "seconds": np.mean(seconds) if seconds else np.nan,
                 "state": ", ".join(sorted({record.state for record in group})),
             })  # fmt: skip
@@ -171,10 +176,10 @@ class Comparison:
 
     def _xy(self, record: RunRecord) -> tuple[np.ndarray, np.ndarray]:
         """Steps and values where there are some."""
-        if self.metric not in record.metrics or "env_steps" not in record.metrics:
+        if self.metric not in record.metrics or self.axis not in record.metrics:
             return np.zeros(0), np.zeros(0)
-        found = record.metrics[["env_steps", self.metric]].dropna()
-        return found["env_steps"].to_numpy(float), found[self.metric].to_numpy(float)
+        found = record.metrics[[self.axis, self.metric]].dropna()
+        return found[self.axis].to_numpy(float), found[self.metric].to_numpy(float)
 
     # --- pictures ---------------------------------------------------------------------------------------
     def figure(self) -> Figure:
@@ -185,17 +190,17 @@ class Comparison:
         for number, (label, curve) in enumerate(curves.groupby("label", sort=False)):
             colour = COLOURS[number % len(COLOURS)]
             if curve["seeds"].iloc[0] > 1:
-                both = pd.concat([curve["env_steps"], curve["env_steps"][::-1]])
+                both = pd.concat([curve[self.axis], curve[self.axis][::-1]])
                 edge = pd.concat([curve["high"], curve["low"][::-1]])
                 figure.add_scatter(
                     x=both, y=edge, fill="toself", line={"width": 0}, fillcolor=colour, opacity=0.2, hoverinfo="skip",
                     showlegend=False, legendgroup=str(label),
                 )  # fmt: skip
             named = {"name": _with_seeds(label, curve), "legendgroup": str(label)}
-            figure.add_scatter(x=curve["env_steps"], y=curve["mean"], line={"color": colour, "width": 2}, **named)
+            figure.add_scatter(x=curve[self.axis], y=curve["mean"], line={"color": colour, "width": 2}, **named)
         margin = {"t": 24, "b": 48, "l": 64, "r": 16}
         figure.update_layout(
-            xaxis_title="environment steps", yaxis_title=self.metric, template="plotly_white", height=360, margin=margin
+            xaxis_title=AXES[self.axis], yaxis_title=self.metric, template="plotly_white", height=360, margin=margin
         )
         return figure
 
@@ -207,10 +212,10 @@ class Comparison:
         axis, curves = chart.subplots(), self.curves()
         for number, (label, curve) in enumerate(curves.groupby("label", sort=False)):
             colour = COLOURS[number % len(COLOURS)]
-            axis.plot(curve["env_steps"], curve["mean"], color=colour, linewidth=2, label=_with_seeds(label, curve))
+            axis.plot(curve[self.axis], curve["mean"], color=colour, linewidth=2, label=_with_seeds(label, curve))
             if curve["seeds"].iloc[0] > 1:
-                axis.fill_between(curve["env_steps"], curve["low"], curve["high"], color=colour, alpha=0.2, linewidth=0)
-        axis.set_xlabel("environment steps", color=INK)
+                axis.fill_between(curve[self.axis], curve["low"], curve["high"], color=colour, alpha=0.2, linewidth=0)
+        axis.set_xlabel(AXES[self.axis], color=INK)
         axis.set_ylabel(self.metric, color=INK)
         axis.set_facecolor("none")
         axis.tick_params(colors=INK)
@@ -300,9 +305,9 @@ def _final(values: np.ndarray) -> float:
 def compare(*runs: Any, metric: str | None = None) -> Comparison:
     """Put runs beside one another: curves, a table, the settings that differ.
 
-    ``runs``: what `train`, `resume` or `sweep` gave, paths of runs' folders, lists of those (the seeds of one setting,
-    drawn as a band), dicts of label and either. ``metric``: of the curves; None: the return of evaluations where all
-    have it, else of training; what has none so far is named. Raises `ConfigError` for what is no run,
+    ``runs``: what `train`, `resume`, `sweep` or `run` gave, paths of runs' folders, lists of those (the seeds of one
+    setting, drawn as a band), dicts of label and either. ``metric``: of the curves; None: the return of evaluations
+    where all have it, else of training; what has none so far is named. Raises `ConfigError` for what is no run,
     `UnknownNameError` for a metric that none has.
     """
     return Comparison(grouped(runs), metric)

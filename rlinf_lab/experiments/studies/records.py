@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING, Any
 from rlinf_lab.errors import ConfigError, shown
 from rlinf_lab.experiments.storage.folder import RunFolder, to_plain
 from rlinf_lab.experiments.training import TrainingRun
+from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
+from rlinf_lab.runtime.run.observed_session import ObservedSession
+from rlinf_lab.runtime.run.run import Run
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -22,21 +25,39 @@ class RunRecord:
 
     name: str
     settings: Mapping[str, Any]
-    """every field of its configuration, and ``algorithm``"""
+    """every field of its configuration, and ``algorithm``; of a workflow's run what its plan says of places"""
     metrics: pd.DataFrame
     state: str
 
     @classmethod
-    def of(cls, run: TrainingRun | str | os.PathLike[str]) -> RunRecord:
-        """Of a `TrainingRun` or the folder of one. `ConfigError` for anything else."""
+    def of(cls, run: TrainingRun | Run | ObservedSession | str | os.PathLike[str]) -> RunRecord:
+        """Of a `TrainingRun`, a workflow's `Run` or session, or the folder of one. `ConfigError` for anything else."""
         if isinstance(run, TrainingRun):
             return cls(run.name, {"algorithm": run.recipe.name, **to_plain(run.config)}, run.metrics, run.state)
+        if isinstance(run, (Run, ObservedSession)):
+            return cls(run.flow.name, _placed(run.plan), run.metrics, run.state)
         if not isinstance(run, (str, os.PathLike)):
-            raise ConfigError(f"{shown(run)} is no run. Next: what lab.train gave, or the path of a run's folder.")
+            raise ConfigError(
+                f"{shown(run)} is no run. Next: what lab.train or lab.run gave, or the path of a run's folder."
+            )
         folder = RunFolder(run)
+        if folder.is_of_a_workflow():
+            return cls(Path(run).name, _placed(folder.plan()), folder.metrics(), "saved")
         about = folder.read_json("run.json")
         settings = {"algorithm": about.get("algorithm"), **folder.read_json("config.json")}
         return cls(Path(run).name, settings, folder.metrics(), str(about.get("state", "")))
+
+
+def _placed(plan: ExecutionPlan) -> dict[str, Any]:
+    """A plan as settings: where each worker is, and what else makes one plan another."""
+    found: dict[str, Any] = {"plan": plan.name}
+    for worker, ranks in plan.placements.items():
+        found[f"{worker} on"] = ", ".join(dict.fromkeys(plan.devices[index] for rank in ranks for index in rank))
+    for field, value in plan.to_dict().items():
+        if field not in ("name", "devices", "placements", "origin"):
+            each = value.items() if isinstance(value, dict) else ()
+            found |= {f"{field} of {name}": entry for name, entry in each} or {field: value}
+    return found
 
 
 def grouped(runs: Sequence[Any]) -> dict[str, list[RunRecord]]:

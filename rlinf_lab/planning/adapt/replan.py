@@ -152,7 +152,7 @@ class Replan:
 
 def replan(
     run: Running | Timeline,
-    plan: Planned,
+    plan: Planned | None = None,
     *,
     window: int = WINDOW_ITERATIONS,
     threshold: float = DRIFT_THRESHOLD,
@@ -161,6 +161,7 @@ def replan(
 ) -> Replan:
     """Compare the last ``window`` iterations with what ``plan`` expected; where off, search again.
 
+    ``plan``: the one of `lab.plan` under which they ran, which knows what it expected; a run does not keep it.
     ``threshold``: relative drift that counts. ``restart_s``: seconds that a change of plan costs beside bringing the
     workers to their devices (default: what setting up took in this timeline). ``moments`` of virtual time are simulated
     at most (the default: about 0.1 s); what they do not reach is in the notes and is not proposed. The iteration that
@@ -176,8 +177,8 @@ def replan(
         )
     if not isinstance(plan, Planned):
         raise PlanError(
-            f"replan(..., {shown(plan)}): a plan of lab.plan is needed, which knows what it expected. Next: "
-            "plans.best, or plans['spatial']."
+            f"replan(run, {shown(plan)}): a plan of lab.plan is needed, which knows what it expected. Next: "
+            "plans.best, or plans['spatial'], of plans = lab.plan(flow, devices, lab.profile(flow))."
         )
     whole(f"replan(window={shown(window)}): it", window, 2, MAX_ITERATIONS, "iterations")
     number("replan: threshold", threshold)

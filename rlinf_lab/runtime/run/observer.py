@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import re
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlinf_lab.errors import ConfigError, DeadlockError, UnknownNameError, shown
@@ -228,12 +230,11 @@ class Observer:
                 self.moved_at = time.monotonic()
                 if isinstance(values, FailedSample):
                     self.table.failed(worker, rank, iteration, values)
-                    continue
-                if isinstance(values, SampleFields):
+                elif isinstance(values, SampleFields):
                     self.samples.tell(iteration, values)
-                    continue
-                self.table.logged(worker, rank, iteration, values)
-                self._note({f"{worker}[{rank}].{name}": value for name, value in values.items()})
+                else:
+                    self.table.logged(worker, rank, iteration, values)
+                    self._note({f"{worker}[{rank}].{name}": value for name, value in values.items()})
             if not self._stopped and time.monotonic() >= self._depths_due:
                 self._depths_due = time.monotonic() + DEPTH_SECONDS
                 self._note(depths(self._news.channels()))
@@ -389,8 +390,22 @@ class Observed:
         """
         import pandas as pd
 
-        columns = ["channel", "from", "to", "transport", "messages", "items", "bytes"]
-        return pd.DataFrame(self._executor.news.transports(), columns=columns)
+        return pd.DataFrame(
+            self._executor.news.transports(),
+            columns=["channel", "from", "to", "transport", "messages", "items", "bytes"],
+        )
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write metrics, timeline and plan into a new folder, which `compare` takes. Returns its path.
+
+        `FileExistsError` where the folder is there. Weights are the workflow's own business: ``run.weights(name)``.
+        """
+        folder = Path(path)
+        folder.mkdir(parents=True)
+        self.metrics.to_parquet(folder / "metrics.parquet")
+        self.timeline.to_parquet(folder / "timeline.parquet")
+        self.plan.save(folder / "plan.json")
+        return folder
 
     def on_update(
         self,

@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import itertools
 import numbers
 import threading
 import time
 import warnings
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sized
 from typing import TYPE_CHECKING, Any
 
 from rlinf_lab.errors import (
     Cancelled,
     ConfigError,
     ExecutorError,
-    RenamedError,
     UnknownNameError,
     WorkflowError,
     refuse_old_names,
     shown,
+    with_old_names,
 )
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.runtime.executors.local import LocalExecutor
@@ -42,6 +43,7 @@ LAST_WORDS_SECONDS = 2
 ENDED = ("finished", "failed", "stopped")
 
 
+@with_old_names({"resume": "run.unpause() after run.pause(); lab.resume(folder) goes on from a folder"})
 class Run(Observed):
     """Handle of a run that goes on in a background thread. Made by `run`.
 
@@ -66,7 +68,7 @@ class Run(Observed):
         self._told_who_was_left = False
         self._results: deque[Any] = deque(maxlen=None if keep_results is True else int(keep_results))
         self._session = ObservedSession(executor, observer)
-        self._inputs = None if inputs is None else iter(inputs)
+        self._inputs = itertools.repeat(()) if inputs is None else ((one,) for one in inputs)
         self._go = threading.Event()
         self._go.set()
         self._stop = threading.Event()
@@ -87,7 +89,7 @@ class Run(Observed):
 
     def wait(self, timeout: float | None = None) -> list[Any]:
         """Block until the run has ended; its `results`. Raises the worker's own exception; warns of a run that was
-        stopped before its last iteration.
+        stopped, or had no more inputs, before its last iteration.
 
         An interrupt (Ctrl-C, the kernel's stop button) stops the run cleanly and is raised again.
         ``timeout`` in seconds; `TimeoutError` when it passes first, the run goes on.
@@ -110,9 +112,10 @@ class Run(Observed):
         self._warn()
         if self.error is not None:
             raise self.error
-        if self.state == "stopped" and self.iterations is not None and self.iteration < self.iterations:
+        if self.iterations is not None and self.iteration < self.iterations:
+            why = "was stopped" if self.state == "stopped" else "had no more inputs"
             warnings.warn(
-                f"{self!r} was stopped after {self.iteration} of {self.iterations} iterations: these are the results "
+                f"{self!r} {why} after {self.iteration} of {self.iterations} iterations: these are the results "
                 f"of those. Next: nothing, if that is meant; else lab.run(...) again.",
                 RuntimeWarning,
                 stacklevel=2,
@@ -163,10 +166,6 @@ class Run(Observed):
         if self.state == "paused":
             self.state = "running"
             self._go.set()
-
-    def resume(self) -> None:
-        """Called `unpause` now. Raises `RenamedError`."""
-        raise RenamedError("run.resume() is run.unpause() now. Next: that; lab.resume(folder) goes on from a folder.")
 
     def join(self, worker: str, rank: int, timeout: float | None = None) -> None:
         """An absent rank comes, also in the middle of an iteration; see `Session.join`."""
@@ -228,11 +227,9 @@ class Run(Observed):
             self._observer.running()
             self._loop(self._session)
             outcome = "stopped" if self._stop.is_set() else "finished"
-        except Cancelled as error:
-            outcome = "stopped" if self._stop.is_set() else "failed"
-            self.error = None if outcome == "stopped" else error
         except BaseException as error:
-            outcome, self.error = ("stopped" if self._stop.is_set() else "failed"), error
+            outcome = "stopped" if self._stop.is_set() else "failed"
+            self.error = None if outcome == "stopped" and isinstance(error, Cancelled) else error
         self._finish(outcome)
 
     def _loop(self, session: Session) -> None:
@@ -246,7 +243,7 @@ class Run(Observed):
                     self._go.wait()
                 if self._stop.is_set():
                     return
-                arguments = self._next_input()
+                arguments = next(self._inputs, None)
                 if arguments is None:
                     break
                 open_.append(session.submit(*arguments))
@@ -261,14 +258,6 @@ class Run(Observed):
             self._results.append(open_[0].wait())
             open_.popleft()
             self.iteration += 1
-
-    def _next_input(self) -> tuple[Any, ...] | None:
-        if self._inputs is None:
-            return ()
-        try:
-            return (next(self._inputs),)
-        except StopIteration:
-            return None
 
     def _finish(self, outcome: str) -> None:
         self.left_behind, problem = self._observer.stop()
@@ -308,9 +297,17 @@ def run(
             f"run(keep_results={shown(keep_results)}): True (all), False (none), or how many of the latest. Next: "
             "keep_results=10, say."
         )
-    one = () if inputs is None else (None,)
+    if iterations is not None and isinstance(inputs, Sized) and len(inputs) < iterations:
+        raise ConfigError(
+            f"run(iterations={iterations}, inputs={shown(inputs)}): each iteration takes one input, and there are "
+            f"{len(inputs)}. Next: iterations={len(inputs)}, or leave it out: a run ends with its inputs."
+        )
     check_iteration_call(
-        flow.name, flow.body, one, {}, "run(flow, inputs=[...]) gives one argument to each iteration, run(flow) none"
+        flow.name,
+        flow.body,
+        () if inputs is None else (None,),
+        {},
+        "run(flow, inputs=[...]) gives one argument to each iteration, run(flow) none",
     )
     return Run(
         make_executor(executor, flow, plan, **options),
@@ -350,7 +347,7 @@ def make_executor(name: str, flow: Workflow, plan: ExecutionPlan | Planned | Non
     refuse_old_names("run", options, {"fillers": "a second workflow for that work, run on devices of its own"})
     for option in options:
         if option not in known:
-            raise UnknownNameError.of(f"option of the {name} executor", option, known)
+            raise UnknownNameError.of("option", option, known, whose=f"The {name} executor")
     if plan is None:
         plan = ExecutionPlan.temporal(flow, devices_here())
     # What the planner gave has its plan inside; the planner is not imported to ask.

@@ -51,7 +51,8 @@ def bubbles(store: SpanStore, accounting: Accounting, by: str | Sequence[str] | 
     """Idle time summed by one or several of `COLUMNS`, largest first. ``None``: every bubble, with its times.
 
     Columns after those of ``by``: ns (exact), seconds, share (of elapsed time × devices, so that all shares and the
-    mean utilisation add up to 1). ``worker`` and ``channel`` are "" and ``rank`` -1 where no call was waiting.
+    mean utilisation add up to 1). Where no call was waiting ``worker`` is "(nobody)", ``waiting_for`` "(no call)",
+    ``channel`` "(none)" and ``rank`` -1.
     """
     import pandas as pd
 
@@ -77,8 +78,8 @@ def _column(store: SpanStore, devices: list[str], rows: Rows, key: str) -> pd.Ca
     labels = {
         "cause": [str(cause) for cause in CAUSES],
         "device": devices,
-        "worker": [*(t.worker for t in tracks), ""],
-        "channel": [*names, ""],
+        "worker": [*(t.worker for t in tracks), "(nobody)"],
+        "channel": [*names, "(none)"],
     }
     if key in labels:
         return _category(labels[key], rows[_FIELDS[key][0]])
@@ -105,6 +106,6 @@ def _waiting_for(rows: Rows, names: list[str]) -> pd.Categorical:
     labels = []
     for number in distinct.tolist():
         kind, channel = divmod(number, len(names) + 1)
-        what, whose = _WAITED_FOR.get(kind - 1, ("", ""))
+        what, whose = _WAITED_FOR.get(kind - 1, ("(no call)", ""))
         labels.append(f"{whose} {names[channel - 1]}" if whose and channel else what)
     return _category(labels, inverse)

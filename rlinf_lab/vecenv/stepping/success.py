@@ -19,6 +19,7 @@ from rlinf_lab.records import EnvStep
 from rlinf_lab.trees import Tree
 from rlinf_lab.vecenv.base import EnvSpec, Restorable, VecEnv, cannot_leave
 from rlinf_lab.vecenv.registry import EnvFactory
+from rlinf_lab.vecenv.spaces import sampled
 
 
 class SuccessVecEnv:
@@ -36,7 +37,10 @@ class SuccessVecEnv:
     def step(self, action_N: Tree) -> EnvStep:
         step = self.env.step(action_N)
         if step.success_N is None:
-            raise EnvError(f"{self.spec.id} says nothing about success, which reward='success' is made of. Next: reward='environment'.")
+            raise EnvError(
+                f"{self.spec.id} says nothing about success, which reward='success' is made of. Next: reward='environment', or an environment whose every step "
+                "says it, info['success'] = True or False."
+            )
         waited_N = self._waits_N.copy()
         idle_N = waited_N if step.reset_only_N is None else waited_N | step.reset_only_N
         succeeded_N = step.success_N & ~idle_N
@@ -78,3 +82,19 @@ class SuccessFactory(EnvFactory):
 
     def __call__(self, *args: Any, **options: Any) -> VecEnv:
         return SuccessVecEnv(super().__call__(*args, **options))
+
+    def for_run(self, num_envs: int, max_episode_steps: int | None = None, *, elsewhere: bool = True, **options: Any) -> EnvFactory:
+        """As of other factories.
+
+        Where the run will live here a step is taken before it: `EnvError` where that tells nothing of success.
+        """
+        factory = super().for_run(num_envs, max_episode_steps, elsewhere=elsewhere, **options)
+        if not elsewhere:
+            env = self(self.size or 1, max_episode_steps, runner=next(iter(self.runners())))
+            try:
+                if env.spec.success is None:
+                    env.reset(seed=0)
+                    env.step(sampled(env.spec.action_space, np.random.default_rng(0), env.num_envs))
+            finally:
+                env.close()
+        return factory

@@ -36,7 +36,8 @@ from rlinf_lab.workers.seeds import Purpose, stream
 from rlinf_lab.workflow.weights import Weights
 from rlinf_lab.workflow.worker import Inbox
 
-ALPHA, BETA = 0.6, 0.4  # of prioritised replay, as its paper has them for proportional priorities
+# Of prioritised replay, as its paper has them for proportional priorities; beta goes from there to 1 over the run.
+ALPHA, BETA = 0.6, 0.4
 BLOCK = 1024  # rows of demonstrations that are looked at together
 
 
@@ -47,9 +48,9 @@ class OffPolicyLearner(TorchWorker):
     the ``updates`` (`Number`): "learning_rate", "gamma", and what the step asks for. ``gradient_steps``: of an update;
     -1: as many as environment steps came, -20: twenty for each. Before ``learning_starts`` environment steps there are
     none. ``std_floor``: added to the deviations by which observations are divided. ``prioritised``: transitions are
-    drawn by their temporal difference. ``offline``: a buffer of demonstrations, of which an ``offline_share`` of each
-    minibatch is. ``state``: of another learner (`state_dict`), to go on from. ``save_to``: safetensors file of the
-    actor, written when the run ends.
+    drawn by their temporal difference; weights correct for that, over the updates ever more. ``offline``: a buffer of
+    demonstrations, of which an ``offline_share`` of each minibatch is. ``state``: of another learner (`state_dict`), to
+    go on from. ``save_to``: safetensors file of the actor, written when the run ends.
     """
 
     def __init__(
@@ -81,8 +82,12 @@ class OffPolicyLearner(TorchWorker):
 
     def now(self) -> dict[str, float]:
         """The settings as they are in the next update."""
-        done = min(1.0, self.learnt.actor.version / self.updates) if hasattr(self, "learnt") else 0.0
-        return {name: value(done) if callable(value) else value for name, value in self.settings.items()}
+        return {name: value(self._done) if callable(value) else value for name, value in self.settings.items()}
+
+    @property
+    def _done(self) -> float:
+        """The share of the run's updates."""
+        return min(1.0, self.learnt.actor.version / self.updates) if hasattr(self, "learnt") else 0.0
 
     def setup(self) -> None:
         if self.device == "cpu":
@@ -169,7 +174,8 @@ class OffPolicyLearner(TorchWorker):
         self.learnt.set_learning_rate(now["learning_rate"])
         # tensors: reading a number would wait for the GPU after every step
         seen: dict[str, list[Tensor]] = defaultdict(list)
-        for batch, index_R in self.minibatches.draw(steps, now["gamma"], self.reward_scale):
+        beta = BETA + (1.0 - BETA) * self._done
+        for batch, index_R in self.minibatches.draw(steps, now["gamma"], self.reward_scale, beta):
             batch, noise_NBK, shared = self._part(batch, self._noise(len(batch.reward)))
             found = self.learnt.step(batch, noise_NBK, now, shared)
             error_B = found.pop("error", None)
