@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.numpy import save_file
 
 from rlinf_lab.errors import ConfigError
 from rlinf_lab.replay import PrioritisedReplayBuffer, ReplayBuffer, symmetric_sample
