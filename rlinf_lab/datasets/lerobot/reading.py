@@ -278,7 +278,7 @@ class LeRobotData(EpisodeSource):
         if missing := [name for name in (*_PLACE, *video) if name not in table.column_names]:
             raise self._bad(layout.EPISODES, f"it has no columns {', '.join(missing)}")
         for name in (*_PLACE, *video):
-            self._check_column(layout.EPISODES, table, name, pa.types.is_floating if name.endswith("from_timestamp") else pa.types.is_integer)
+            _check_column(self._bad, layout.EPISODES, table, name, pa.types.is_floating if name.endswith("from_timestamp") else pa.types.is_integer)
         try:
             places = {name: np.asarray(table[name] if name.endswith("from_timestamp") else table[name].cast(pa.int64())) for name in table.column_names}
         except pa.ArrowException as error:  # beyond 64 bits
@@ -320,18 +320,8 @@ class LeRobotData(EpisodeSource):
             raise self._bad(layout.OURS, f"it has {table.num_rows} rows, and there are {len(self)} episodes")
         kinds = {"seed": pa.types.is_integer, "terminated": pa.types.is_boolean, "truncated": pa.types.is_boolean, "final_obs": pa.types.is_binary}
         for name, fits in kinds.items():
-            self._check_column(layout.OURS, table, name, fits, may_lack=name in ("seed", "final_obs"))
+            _check_column(self._bad, layout.OURS, table, name, fits, may_lack=name in ("seed", "final_obs"))
         return list(table.select(list(kinds)).to_pylist())
-
-    def _check_column(self, where: str, table: pa.Table, name: str, fits: Callable[[pa.DataType], bool], may_lack: bool = False) -> None:
-        """`ConfigError` naming a value that has not the type of the column, or is not there."""
-        if name not in table.column_names:
-            raise self._bad(where, f"it has no column {name!r}")
-        column = table[name]
-        gaps = 0 if may_lack else column.null_count
-        if gaps or not (fits(column.type) or (may_lack and pa.types.is_null(column.type))):
-            row = pc.index(column.is_null(), True).as_py() if gaps else 0
-            raise self._bad(where, f"{name} of episode {row} is {shown(column[row].as_py())}, and {fits.__name__.removeprefix('is_')} is needed")
 
     def _final(self, ours: dict[str, Any]) -> Any:
         if ours.get("final_obs") is None:
@@ -339,24 +329,39 @@ class LeRobotData(EpisodeSource):
         leaves = dict(leaf_spaces(self.spec.observation_space))
         try:
             with np.load(io.BytesIO(ours["final_obs"]), allow_pickle=False) as arrays:
-                return built(self.spec.observation_space, lambda path: self._last(arrays, self._columns["observation"][path], leaves[path]))
+                return built(self.spec.observation_space, lambda path: _last(arrays, self._columns["observation"][path], leaves[path]))
         except (OSError, ValueError, KeyError, EOFError, AttributeError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
-            if isinstance(error, ConfigError):
-                raise
             raise self._bad(layout.OURS, f"a last observation cannot be read: {error}") from error
-
-    def _last(self, arrays: Any, name: str, space: Any) -> NDArray:
-        """One array of an npz, if it is announced as one of its space: a few bytes may unpack to any size."""
-        with arrays.zip.open(f"{name}.npy") as file:
-            read_header = {1: np.lib.format.read_array_header_1_0, 2: np.lib.format.read_array_header_2_0}[np.lib.format.read_magic(file)[0]]
-            shape, _, kind = read_header(file)
-        wanted = np.dtype(space.dtype)
-        if shape != space.shape or not (kind == wanted or (wanted.kind == "f" and kind.kind in "biuf" and kind.itemsize <= 8)):
-            raise self._bad(layout.OURS, f"the last {name} is {kind}{list(shape)}, and its space has {wanted}{list(space.shape)}")
-        return np.asarray(arrays[name].astype(wanted))
 
     def _bad(self, where: str | Path, what: str) -> ConfigError:
         return ConfigError(f"{str(self.path)!r}: {where if isinstance(where, str) else where.name}: {what}.")
+
+
+def _check_column(
+    bad: Callable[[str, str], ConfigError], where: str, table: pa.Table, name: str, fits: Callable[[pa.DataType], bool], may_lack: bool = False
+) -> None:
+    """`ConfigError` naming a value that has not the type of the column, or is not there."""
+    if name not in table.column_names:
+        raise bad(where, f"it has no column {name!r}")
+    column = table[name]
+    gaps = 0 if may_lack else column.null_count
+    if gaps or not (fits(column.type) or (may_lack and pa.types.is_null(column.type))):
+        row = pc.index(column.is_null(), True).as_py() if gaps else 0
+        raise bad(where, f"{name} of episode {row} is {shown(column[row].as_py())}, and {fits.__name__.removeprefix('is_')} is needed")
+
+
+def _last(arrays: Any, name: str, space: Any) -> NDArray:
+    """One array of an npz, if it is announced as one of its space.
+
+    A few bytes may unpack to any size. `ValueError` where it is another.
+    """
+    with arrays.zip.open(f"{name}.npy") as file:
+        read_header = {1: np.lib.format.read_array_header_1_0, 2: np.lib.format.read_array_header_2_0}[np.lib.format.read_magic(file)[0]]
+        shape, _, kind = read_header(file)
+    wanted = np.dtype(space.dtype)
+    if shape != space.shape or not (kind == wanted or (wanted.kind == "f" and kind.kind in "biuf" and kind.itemsize <= 8)):
+        raise ValueError(f"the last {name} is {kind}{list(shape)}, and its space has {wanted}{list(space.shape)}")
+    return np.asarray(arrays[name].astype(wanted))
 
 
 def read_lerobot(folder: str | os.PathLike[str]) -> LeRobotData:
