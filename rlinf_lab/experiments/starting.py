@@ -113,6 +113,7 @@ def resume(
     kept = RunFolder(folder)
     about = kept.read_json("run.json")
     check_ended(kept, about)
+    kept.forget_parts()
     recipe, start = kept.recipe(), kept.state()
     options = Options(**{name: settings.pop(name) for name in OPTIONS if name in settings})
     check_names(recipe, settings, dict.fromkeys(OPTIONS))

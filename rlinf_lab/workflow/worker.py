@@ -90,7 +90,9 @@ class Outbox(Protocol[T_contra]):
         groups, ``priority`` on one of that order.
 
         ``weight`` counts in `Inbox.get_weight`. A reader in the same process gets the very object, so give a copy of
-        what you go on changing. In another process a tensor arrives as its ``clone()`` would be: with its strides
+        what you go on changing: a buffer that is filled again shows its new contents under executor="local" and its
+        old ones under "processes". ``lab.check(flow, iterations=1)`` finds it, and ``check_items=True`` of a run. In
+        another process a tensor arrives as its ``clone()`` would be: with its strides
         (channels last, transposed), and without gaps where it is a part of another.
 
         When all calls that read the channel have ended, and no other can come, the iteration fails, and the next put

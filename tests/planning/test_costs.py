@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import heapq
 
 import numpy as np
 import pytest
@@ -22,6 +23,7 @@ from rlinf_lab.planning.costs import (
     fit_worker,
 )
 from rlinf_lab.planning.costs.base import REPEAT
+from rlinf_lab.planning.costs.generation import _in_rounds, _starts
 from rlinf_lab.planning.costs.lengths import QUANTILES
 from rlinf_lab.planning.profile.profile import Lengths, ModelShape, Profile, Sample, WorkerProfile
 
@@ -273,6 +275,21 @@ def test_the_stream_of_a_long_queue_is_even_and_ends_when_it_ends(group: int, re
     assert stream.times[-1] == pytest.approx(float(model.seconds(np.array([8]), 8.0 * requests)[0]), rel=1e-9 if group == 1 else 1e-3)
     assert (np.diff(stream.times) >= 0).all() and stream.times[0] > 0
     assert stream.times / stream.times[-1] == pytest.approx(np.arange(1, 65) / 64, abs=0.1)
+
+
+@pytest.mark.parametrize(("group", "slots", "rounds"), [(1, 3, 2), (8, 20, 5), (QUANTILES // 4, 3, 5)])
+def test_requests_begin_as_in_a_queue_that_holds_all_rounds_of_them(group: int, slots: int, rounds: int) -> None:
+    """A group's rounds follow each other, and whoever is free takes the next request."""
+    tokens = np.random.default_rng(0).exponential(100, QUANTILES) + 5
+    free, begun = [0.0] * slots, dict[int, float]()
+    for first in range(0, QUANTILES, group):
+        for i in [*range(first, first + group)] * rounds:
+            begun.setdefault(i, free[0])
+            heapq.heapreplace(free, free[0] + tokens[i])
+    starts, whole = _starts(tokens, slots), tokens.sum() * rounds / slots
+    found, last = _in_rounds(starts, tokens, group, rounds, whole / rounds), int(np.argmax(starts + tokens))
+    assert found[last] + tokens[last] == pytest.approx(max(free), rel=0.05)
+    assert np.delete(found, last) == pytest.approx(np.delete([begun[i] for i in range(QUANTILES)], last), abs=0.05 * whole)
 
 
 # --- whole items -----------------------------------------------------------------------------------------
