@@ -340,7 +340,7 @@ class LeRobotData(EpisodeSource):
 def _check_column(
     bad: Callable[[str, str], ConfigError], where: str, table: pa.Table, name: str, fits: Callable[[pa.DataType], bool], may_lack: bool = False
 ) -> None:
-    """`ConfigError` naming a value that has not the type of the column, or is not there."""
+    """`ConfigError` naming a value of another type than the column, or one that lacks."""
     if name not in table.column_names:
         raise bad(where, f"it has no column {name!r}")
     column = table[name]
