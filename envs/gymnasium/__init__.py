@@ -23,7 +23,7 @@ from envs import saving
 from envs.gymnasium import classic_control
 from envs.gymnasium.mujoco_batch import MujocoVecEnv
 from envs.gymnasium.mujoco_rules import RULES
-from envs.gymnasium.vectors import from_vector
+from envs.gymnasium.vectors import from_vector, truths
 from envs.rendering import choose_renderer
 from rlinf_lab.errors import ConfigError, EnvError, MissingDependencyError, said, shown
 from rlinf_lab.trees import leaves, rows
@@ -163,12 +163,15 @@ class GymnasiumEnv:
                 f"Next: return observation, reward, terminated, False, {{}}."
             )
         observation, reward, terminated, truncated, info = given
-        success = info.get("is_success", info.get("success")) if info else None
+        told = [info[name] for name in ("is_success", "success") if info.get(name) is not None] if info else []
+        success = told[0] if told else None
         try:
-            return Outcome(observation, float(reward), bool(terminated), bool(truncated), None if success is None else bool(success))
+            if success is not None and not isinstance(success, bool):
+                success = bool(truths(success))
+            return Outcome(observation, float(reward), bool(terminated), bool(truncated), success)
         except (TypeError, ValueError) as error:
-            told = {"reward": reward, "terminated": terminated, "truncated": truncated, "success": success}
-            raise EnvError(f"{self._maker.id}: step() gave {shown(told, 200)}; one number and two truth values are needed. {said(error)}.") from error
+            gave = {"reward": reward, "terminated": terminated, "truncated": truncated, "success": success}
+            raise EnvError(f"{self._maker.id}: step() gave {shown(gave, 200)}; one number and two truth values are needed. {said(error)}.") from error
 
     def render(self) -> NDArray[np.uint8] | None:
         """A picture; None where this machine cannot draw.

@@ -5,6 +5,7 @@ How observations and actions are laid out, checked, and mapped to the simulator'
     simulator's space ──presented──> space of the spec, in which policies see and act
     float Box           float32 Box
     bounded float Box   Box(-1, 1) of actions; `Native` maps them back, `Presented` recorded ones here
+    bounds from ±1e30   infinite ones of actions: the range between them is no float32
     others              the same, int64 (MultiBinary: int8)
 
 Legend: N environments.
@@ -23,6 +24,8 @@ from numpy.typing import NDArray
 from rlinf_lab.errors import EnvError, article, shown
 from rlinf_lab.trees import Tree, map_tree, named_leaves
 
+UNBOUNDED = 1e30
+"""From here on a bound of actions is none: it stands for "no bound", and the range between two of them is no float32."""
 SUPPORTED = "Box, Discrete, MultiDiscrete, MultiBinary, and Dict and Tuple of those"
 
 
@@ -70,11 +73,14 @@ def _observed_box(space: spaces.Box) -> spaces.Box:
 def _acted_box(space: spaces.Box) -> spaces.Box:
     if _is_scaled(space):
         return spaces.Box(-1.0, 1.0, space.shape, np.float32)
-    return _observed_box(space)
+    if not np.issubdtype(space.dtype, np.floating):
+        return space
+    low, high = np.where(space.low <= -UNBOUNDED, -np.inf, space.low), np.where(space.high >= UNBOUNDED, np.inf, space.high)
+    return spaces.Box(low.astype(np.float32), high.astype(np.float32), dtype=np.float32)
 
 
 def _is_scaled(space: spaces.Box) -> bool:
-    return space.is_bounded() and np.issubdtype(space.dtype, np.floating)
+    return np.issubdtype(space.dtype, np.floating) and bool(np.all(space.low > -UNBOUNDED) and np.all(space.high < UNBOUNDED))
 
 
 # --- arrays ---------------------------------------------------------------------------------------------------------------
@@ -111,12 +117,31 @@ def write_one(target: Tree, i: int, value: Any, id: str, space: spaces.Space, wh
         for k, part in enumerate(space.spaces):
             write_one(target[k], i, value[k], id, part, f"{what}[{k}]")
     else:
-        if np.shape(value) != space.shape:
-            raise EnvError(f"{id}: its {what} of environment {i} has the shape {np.shape(value)}, the space says {space.shape}.")
         try:
-            target[i] = value
-        except (TypeError, ValueError) as error:
+            given = value if isinstance(value, np.ndarray) else np.asarray(value)
+        except (TypeError, ValueError) as error:  # a list of lists of several lengths
             raise EnvError(f"{id}: its {what} of environment {i} is {shown(value)}, which is no {space.dtype}.") from error
+        if given.shape != space.shape:
+            raise EnvError(f"{id}: its {what} of environment {i} has the shape {given.shape}, the space says {space.shape}.")
+        if given.dtype != target.dtype and not given.dtype.kind == target.dtype.kind == "f":  # the usual ones, at no cost
+            require_fit(given, target.dtype, f"{id}: its {what} of environment {i}")
+        target[i] = given
+
+
+def require_fit(given: NDArray, dtype: np.dtype, whose: str) -> None:
+    """`EnvError` where numbers would be others in this type. Fractions cut off, or out of its range; floats may be rounded."""
+    if given.dtype.kind in "iu" and dtype.kind in "iu":
+        holds = np.iinfo(dtype)
+        if given.size and not (holds.min <= given.min() and given.max() <= holds.max):
+            raise EnvError(
+                f"{whose} has numbers from {given.min()} to {given.max()}; its space says {dtype}, which holds {holds.min} to {holds.max}. "
+                f"Next: another dtype in the space."
+            )
+    elif not np.can_cast(given.dtype, dtype, "same_kind"):
+        raise EnvError(
+            f"{whose} is {shown(given)} of {given.dtype}; its space says {dtype}, which does not hold such numbers. "
+            f"Next: another dtype in the space, or observations of {dtype}."
+        )
 
 
 def is_finite(array: NDArray) -> bool:

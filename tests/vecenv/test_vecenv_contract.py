@@ -10,7 +10,8 @@ from pathlib import Path
 import gymnasium
 import numpy as np
 import pytest
-from gymnasium.spaces import Box
+from gymnasium.spaces import Box, Dict, MultiBinary
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from rlinf_lab.errors import ConfigError, EnvError, MissingDependencyError, UnknownNameError
 from rlinf_lab.vecenv import EnvSpec, LoopVecEnv, Outcome, VecEnv, check_env, environment, ids, make_vec, register
@@ -107,6 +108,89 @@ def test_actions_are_checked_and_clipped() -> None:
     with pytest.raises(EnvError, match="not finite"):
         env.step(np.full((3, 2), np.nan))
     assert np.allclose(env.step(np.full((3, 2), 9.0)).obs_N, start + 1, atol=1e-6)
+
+
+class Shows(gymnasium.Env):
+    """Gives what it is told to, whatever its space says; an episode is one step."""
+
+    action_space = Box(-1, 1, (1,))
+
+    def __init__(self, space, first, then) -> None:
+        self.observation_space, self.first, self.then = Dict(seen=space), {"seen": first}, {"seen": then}
+
+    def reset(self, *, seed=None, options=None):
+        return self.first, {}
+
+    def step(self, action):
+        return self.then, 0.0, True, False, {}
+
+
+BYTES, WHOLE = Box(0, 255, (2,), np.uint8), Box(0, 9, (2,), np.int64)
+
+
+@pytest.mark.parametrize(
+    ("space", "given", "text"),
+    [
+        (BYTES, np.array([0.1, 0.9]), "of float64; its space says uint8, which does not hold such numbers. Next: another dtype in the space"),
+        (WHOLE, [0.2, 0.7], "of float64; its space says int64"),
+        (BYTES, np.array([0, 300]), "has numbers from 0 to 300; its space says uint8, which holds 0 to 255"),
+        (BYTES, [-1, 7], "has numbers from -1 to 7"),
+        (Box(-1, 1, (2,)), np.array([1, 1j]), "of complex128; its space says float32"),
+        (Box(-1, 1, (2,)), np.array(["1", "0"]), "its space says float32"),
+        (Box(-1, 1, (2,)), [[1], [0, 1]], "which is no float32"),
+    ],
+)
+def test_an_observation_that_its_space_cannot_hold_is_refused(space, given, text) -> None:
+    """Cast silently, pictures in [0, 1] would all be 0."""
+    good = np.zeros(space.shape, space.dtype)
+    with pytest.raises(EnvError, match=rf"its observation\['seen'\] of environment 0.*{re.escape(text)}"):
+        make_vec(lambda: Shows(space, given, good), 2).reset(seed=0)
+    env = make_vec(lambda: Shows(space, good, given), 2)
+    env.reset(seed=0)
+    with pytest.raises(EnvError, match=re.escape(text)):
+        env.step(np.zeros((2, 1)))
+
+
+def test_numbers_that_their_space_holds_are_taken() -> None:
+    for space, given in [(BYTES, [0, 255]), (BYTES, np.array([True, False])), (Box(-1, 1, (2,)), np.array([1, 0])), (MultiBinary(2), np.array([1, 0]))]:
+        env = make_vec(lambda space=space, given=given: Shows(space, given, given), 1)
+        env.reset(seed=0)
+        kept = env.step(np.zeros((1, 1))).obs_N["seen"]
+        assert kept.dtype == space.dtype and kept.tolist() == [list(given)]
+
+
+def test_a_vector_of_somebodys_own_is_held_to_its_space_too() -> None:
+    class Floats(SyncVectorEnv):
+        def reset(self, **given):
+            obs, info = super().reset(**given)
+            return {"seen": obs["seen"] + 0.5}, info
+
+    good = np.zeros(2, np.uint8)
+    env = make_vec(Floats([lambda: Shows(BYTES, good, good)] * 2, autoreset_mode=AutoresetMode.SAME_STEP), 2)
+    with pytest.raises(EnvError, match="its observation.*of float64; its space says uint8"):
+        env.reset(seed=0)
+
+
+@pytest.mark.parametrize("bound", [np.finfo(np.float32).max, 1e38, 1e30])
+def test_bounds_as_large_as_none_are_none(bound: float) -> None:
+    """Their range is no float32: mapped to it, actions would be infinite."""
+    got = []
+
+    class Takes(Shows):
+        action_space = Box(np.array([-bound, -bound], np.float32), np.array([bound, 3], np.float32))
+
+        def step(self, action):
+            got.append(action)
+            return super().step(action)
+
+    good = np.zeros(2, np.uint8)
+    env = make_vec(lambda: Takes(BYTES, good, good), 1)
+    assert env.spec.action_space == Box(-np.inf, np.array([np.inf, 3], np.float32), (2,))
+    env.reset(seed=0)
+    env.step(np.array([[0.5, 5]]))
+    assert got[0].tolist() == [0.5, 3]
+    Takes.action_space = Box(-1e29, 1e29, (2,))
+    assert make_vec(lambda: Takes(BYTES, good, good), 1).spec.action_space == Box(-1, 1, (2,))
 
 
 def test_the_registry_suggests_and_refuses() -> None:
