@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.numpy import save_file
 
 from rlinf_lab.errors import ConfigError
 from rlinf_lab.replay import PrioritisedReplayBuffer, ReplayBuffer, symmetric_sample
@@ -89,6 +92,18 @@ def test_files_that_are_something_else(tmp_path):
         ReplayBuffer.load(path)
     with pytest.raises(FileNotFoundError, match=r"ReplayBuffer\.save"):
         ReplayBuffer.load(tmp_path / "none")
+
+
+@pytest.mark.parametrize(("state", "said"), [
+    ({"capacity": 10**13, "next": 0}, "MemoryError"), ({"capacity": 10, "next": 3}, "KeyError: 'rng'"), ({}, "KeyError: 'capacity'"),
+    ({"capacity": 10, "rng": "x"}, "does not hold the state"), ([], "does not hold the state"),
+], ids=str)  # fmt: skip
+def test_a_state_of_somebody_else_is_refused(state, said, tmp_path):
+    meta = {"format": "rlinf_lab replay 1", "kind": "ReplayBuffer", "state": json.dumps(state)}
+    save_file({"row:obs": np.zeros((3, 4), np.float32)}, path := tmp_path / "replay.safetensors", metadata=meta)
+    with pytest.raises(ConfigError, match="does not hold the state of a ReplayBuffer") as error:
+        ReplayBuffer.load(path)
+    assert said in str(error.value) and str(path) in str(error.value)
 
 
 def test_what_does_not_fit_is_named():
