@@ -130,14 +130,16 @@ def write_one(target: Tree, i: int, value: Any, id: str, space: spaces.Space, wh
 
 def require_fit(given: NDArray, dtype: np.dtype, whose: str) -> None:
     """`EnvError` where numbers would be others in this type. Fractions cut off, or out of its range; floats may be rounded."""
-    if given.dtype.kind in "iu" and dtype.kind in "iu":
+    cut = not np.can_cast(given.dtype, dtype, "same_kind")
+    if given.dtype.kind in "iuf" and dtype.kind in "iu":
         holds = np.iinfo(dtype)
         if given.size and not (holds.min <= given.min() and given.max() <= holds.max):
             raise EnvError(
                 f"{whose} has numbers from {given.min()} to {given.max()}; its space says {dtype}, which holds {holds.min} to {holds.max}. "
                 f"Next: another dtype in the space."
             )
-    elif not np.can_cast(given.dtype, dtype, "same_kind"):
+        cut = given.dtype.kind == "f" and bool((given != np.trunc(given)).any())  # np.zeros(4) of four switches is meant well
+    if cut:
         raise EnvError(
             f"{whose} is {shown(given)} of {given.dtype}; its space says {dtype}, which does not hold such numbers. "
             f"Next: another dtype in the space, or observations of {dtype}."

@@ -135,6 +135,8 @@ BYTES, WHOLE = Box(0, 255, (2,), np.uint8), Box(0, 9, (2,), np.int64)
         (WHOLE, [0.2, 0.7], "of float64; its space says int64"),
         (BYTES, np.array([0, 300]), "has numbers from 0 to 300; its space says uint8, which holds 0 to 255"),
         (BYTES, [-1, 7], "has numbers from -1 to 7"),
+        (BYTES, [1.0, 256.0], "has numbers from 1.0 to 256.0"),
+        (WHOLE, [np.nan, 1.0], "has numbers from nan to nan"),
         (Box(-1, 1, (2,)), np.array([1, 1j]), "of complex128; its space says float32"),
         (Box(-1, 1, (2,)), np.array(["1", "0"]), "its space says float32"),
         (Box(-1, 1, (2,)), [[1], [0, 1]], "which is no float32"),
@@ -152,7 +154,8 @@ def test_an_observation_that_its_space_cannot_hold_is_refused(space, given, text
 
 
 def test_numbers_that_their_space_holds_are_taken() -> None:
-    for space, given in [(BYTES, [0, 255]), (BYTES, np.array([True, False])), (Box(-1, 1, (2,)), np.array([1, 0])), (MultiBinary(2), np.array([1, 0]))]:
+    whole = np.array([1.0, 0.0])  # of switches, as np.zeros(2) makes them
+    for space, given in [(BYTES, [0, 255]), (BYTES, whole == 1), (Box(-1, 1, (2,)), np.array([1, 0])), (MultiBinary(2), whole), (BYTES, whole)]:
         env = make_vec(lambda space=space, given=given: Shows(space, given, given), 1)
         env.reset(seed=0)
         kept = env.step(np.zeros((1, 1))).obs_N["seen"]
