@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import pickle
+import re
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,27 @@ def test_what_is_presented_is_executed_as_it_was_recorded(own: spaces.Space) -> 
     space = [part for _, part in leaf_spaces(env.action_space)]
     assert all(part.contains(leaf) for row in rows for part, leaf in zip(space, row, strict=True))
     assert shown.obs_T.dtype == np.float32
+
+
+@pytest.mark.parametrize(
+    ("own", "change", "said"),
+    [
+        (OBSERVED, {"obs_T": np.where(np.arange(60).reshape(20, 3) == 3 * 17 + 1, np.nan, 0)}, "the observation of episode 1, step 17, is array([ 0., nan,  0.]"),
+        (OBSERVED, {"obs_T": np.zeros((20, 2))}, "the observation of episode 1 has the shape (2,) in each step, and its space says (3,)"),
+        (OBSERVED, {"reward_T": np.where(np.arange(20) < 19, 0, np.inf)}, "the reward of episode 1, step 19, is"),
+        (SKEW, {"action_T": np.full((20, 4), -np.inf)}, "the action of episode 1, step 0, is array([-inf"),
+        (spaces.Discrete(4, start=2), {"action_T": np.arange(20) // 4 + 2}, "the action of episode 1, step 16, is"),
+        (OWN[-1], {"action_T": {"arm": np.zeros((20, 2)), "grip": (np.zeros((20, 2)), np.full((20, 4), np.nan))}}, "the action['grip']['1'] of episode 1, step 0, is"),
+    ],
+)  # fmt: skip
+def test_what_is_no_value_of_its_space_is_named_by_episode_and_step(own: spaces.Space, change: dict[str, Any], said: str) -> None:
+    space = SKEW if own is OBSERVED else own
+    good = Episode(np.zeros((20, 3)), sampled(space, np.random.default_rng(0), 20), np.zeros(20, np.float32), True, False)
+    data = EpisodeList(DataSpec(OBSERVED, space), [good, dataclasses.replace(good, **change)])
+    env = EnvSpec("made/Own-v0", OBSERVED, presented_action(space, "made/Own-v0"), native_action_space=space)
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        list(presented(data, env))
+    assert len(list(presented(EpisodeList(data.spec, [e for i, e in enumerate(data) if i != 1]), env))) == 1
 
 
 def swings(seed: int = 0) -> Episode:
