@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -61,6 +62,13 @@ def train(
     options = Options(**{name: settings.pop(name) for name in OPTIONS if name in settings})
     check_names(recipe, settings, dict.fromkeys(OPTIONS))
     config, runner = with_runner(configured(recipe, env, total_timesteps, settings), executor)
+    waits, steps = getattr(config, "learning_starts", 0), config.updates * config.env_steps
+    if waits > steps:
+        warnings.warn(
+            f"learning_starts={waits}: the run has {steps} steps in all, and so takes no gradient step. Next: a larger "
+            "total_timesteps, or a smaller learning_starts.",
+            stacklevel=2,
+        )
     workflow = recipe.build(config)
     home = home_of(config)
     auto = auto_plan(

@@ -131,6 +131,12 @@ def test_the_front_door(algorithm, tmp_path):
     assert run.export(tmp_path / "policy.pt2").exists()
 
 
+def test_a_run_that_ends_before_learning_starts_is_warned():
+    with pytest.warns(UserWarning, match="learning_starts=97: the run has 96 steps in all, and so takes no gradient step"):
+        run = lab.train("sac", "Pendulum-v1", total_timesteps=96, folder=False, **{**SHORT, "learning_starts": 97}).wait()
+    assert run.metrics["gradient_steps"].iloc[-1] == 0
+
+
 def test_a_state_that_is_kept_holds_the_buffer(tmp_path):
     lab.train("sac", "Pendulum-v1", total_timesteps=48, folder=tmp_path / "run", **SHORT).wait()
     replay = RunFolder(tmp_path / "run").state().state["replay"]
