@@ -79,7 +79,7 @@ def _is_bounded(space: Space) -> bool:
 
 
 def _check(index: int, what: str, space: Space, tree_T: Tree) -> None:
-    """`ConfigError` for what is no value of its space, naming episode and step; what is beyond a Box is cut."""
+    """`ConfigError` for what is no value of its space, naming episode and step. What is beyond a Box is cut."""
     for path, part in leaf_spaces(space):
         array, whose = np.asarray(at(tree_T, path)), f"The data: the {what}{''.join(f'[{key!r}]' for key in path)} of episode {index}"
         if array.shape[1:] != part.shape:
