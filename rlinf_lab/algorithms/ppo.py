@@ -137,8 +137,9 @@ def decoupled_policy_loss(
     It clips around a recent policy, and weights back to the one that acted.
 
     ``proximal_log_prob``: of the weights before this update, without a gradient. With the current ones in their place
-    nothing would ever be clipped, and no divergence be seen. The weight ``π_proximal / π_behaviour`` is truncated at ``weight_cap``. Sources: Hilton et al. (arXiv 2110.00641);
-    Fu et al., AReaL (arXiv 2505.24298), the decoupled objective. Other ``options`` are those of `policy_loss`.
+    nothing would ever be clipped, and no divergence be seen. The weight ``π_proximal / π_behaviour`` is truncated at
+    ``weight_cap``. Sources: Hilton et al. (arXiv 2110.00641); Fu et al., AReaL (arXiv 2505.24298), the decoupled
+    objective. Other ``options`` are those of `policy_loss`.
     """
     weight = truncated_importance(proximal_log_prob, behaviour_log_prob, cap=weight_cap)
     return policy_loss(log_prob, proximal_log_prob, advantage, mask, **{**options, "weight": weight})

@@ -113,7 +113,8 @@ class RunFolder:
 
     def write_state(self, snapshot: Snapshot, keep: int = 0) -> None:
         """The newest state, and its weights; of those before ``keep`` stay as checkpoints."""
-        self.write_policy(snapshot)  # the smallest first: a disk may have room for it alone
+        # the smallest first: a disk may have room for it alone
+        snapshot.weights.save(self.path / "policy.safetensors")
         newest = self.path / "learner.safetensors"
         if keep:
             kept = self.path / "checkpoints"
@@ -126,9 +127,6 @@ class RunFolder:
             segments.forget_others(
                 self.rows_folder, [name for path in (newest, *self.checkpoints()) for name in segments_of(path)]
             )
-
-    def write_policy(self, snapshot: Snapshot) -> None:
-        snapshot.weights.save(self.path / "policy.safetensors")
 
     def write_best(self, best: Best) -> None:
         best.weights.save(self.path / "best.safetensors")

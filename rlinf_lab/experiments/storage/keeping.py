@@ -67,7 +67,6 @@ class Keeper:
         """The run has ended: each by itself, as far as there is room. What is missing is said, once more."""
         self.unwritten, self._told = "", False
         if snapshot is not None:
-            self.attempt(lambda folder: folder.write_policy(snapshot))
             self.attempt(lambda folder: folder.write_state(snapshot))
         self.attempt(lambda folder: folder.write_tables(*tables(), timeline))
         self.attempt(lambda folder: folder.about(ended=time.time(), unwritten=self.unwritten, **about))
