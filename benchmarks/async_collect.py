@@ -1,7 +1,7 @@
 """SAC with a collector beside the learner on two cores, against turns on one: time, the planner's prediction, and what it costs in return.
 
-Simulator and policy are one worker where a plan has them together, as `lab.train` makes them. The wall clock, for two processes share the work: run it on a
-machine of its own.
+Simulator and policy are one worker where a plan has them together, as `lab.train` makes them. Both runs have worker processes (in the notebook's own
+process the timeline's work costs them some 10 % as well). The wall clock, for two processes share the work: run it on a machine of its own.
 
     python benchmarks/async_collect.py return 1 0 40960     one run by itself: asynchronous or not, seed, environment steps
 """
@@ -52,7 +52,7 @@ def foretold(seed: int = 0, iterations: int = 14) -> tuple[Any, float]:
     with lab.profiling.Crowd("processes", devices, flow) as crowd, lab.profiling.PingPong("processes", devices) as messages:
         for turn in range(2 * ROUNDS):
             if turn == ROUNDS:
-                run = lab.run(flow, plan, iterations, "local")
+                run = lab.run(flow, plan, iterations, "processes")
                 run.wait()
             crowd.round()
             messages.round()
@@ -82,7 +82,7 @@ def side_by_side(plan: Any, iterations: int) -> float:
     import rlinf_lab as lab
 
     flow, turns = in_turns(iterations)
-    run = lab.run(flow, plan or turns, iterations, "processes" if plan else "local")
+    run = lab.run(flow, plan or turns, iterations, "processes")
     run.wait()
     ends = run.timeline.iterations()["end_ns"].sort_values().iloc[WARM:]
     return float(ends.iloc[-1] - ends.iloc[0]) / (len(ends) - 1) / 1e6
