@@ -23,7 +23,7 @@ from envs import saving
 from envs.gymnasium import classic_control
 from envs.gymnasium.mujoco_batch import MujocoVecEnv
 from envs.gymnasium.mujoco_rules import RULES
-from envs.gymnasium.vectors import from_vector, truths
+from envs.gymnasium.vectors import from_vector
 from envs.rendering import choose_renderer
 from rlinf_lab.errors import ConfigError, EnvError, MissingDependencyError, said, shown
 from rlinf_lab.trees import leaves, rows
@@ -164,13 +164,10 @@ class GymnasiumEnv:
             )
         observation, reward, terminated, truncated, info = given
         told = [info[name] for name in ("is_success", "success") if info.get(name) is not None] if info else []
-        success = told[0] if told else None
         try:
-            if success is not None and not isinstance(success, bool):
-                success = bool(truths(success))
-            return Outcome(observation, float(reward), bool(terminated), bool(truncated), success)
+            return Outcome(observation, float(reward), bool(terminated), bool(truncated), told[0] if told else None)
         except (TypeError, ValueError) as error:
-            gave = {"reward": reward, "terminated": terminated, "truncated": truncated, "success": success}
+            gave = {"reward": reward, "terminated": terminated, "truncated": truncated}
             raise EnvError(f"{self._maker.id}: step() gave {shown(gave, 200)}; one number and two truth values are needed. {said(error)}.") from error
 
     def render(self) -> NDArray[np.uint8] | None:
@@ -307,7 +304,7 @@ def _walk(env: GymnasiumEnv, actions_T: Any, steps: range) -> list[NDArray]:
     for t in steps:
         outcome = env.step(rows(actions_T, t))
         seen += [np.copy(leaf) for leaf in leaves(outcome.obs)]
-        seen.append(np.array([outcome.reward, outcome.terminated, outcome.truncated, outcome.success is True]))
+        seen.append(np.array([outcome.reward, outcome.terminated, outcome.truncated, bool(outcome.success)]))
         if outcome.terminated or outcome.truncated or t == steps[len(steps) // 2]:
             seen += [np.copy(leaf) for leaf in leaves(env.reset(None))]
     return seen

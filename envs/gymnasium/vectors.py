@@ -24,7 +24,7 @@ from rlinf_lab.records import EnvStep
 from rlinf_lab.trees import Tree, map_tree, rows
 from rlinf_lab.vecenv import EnvSpec, checked_actions
 from rlinf_lab.vecenv.loop import described
-from rlinf_lab.vecenv.spaces import Native, empty, presented_action, presented_observation, require_fit, write_one
+from rlinf_lab.vecenv.spaces import Native, empty, presented_action, presented_observation, require_fit, truths, write_one
 
 
 class GymnasiumVector:
@@ -99,10 +99,7 @@ class GymnasiumVector:
                     if given.dtype == object:
                         told &= np.array([value is not None for value in given])
                     found = np.zeros(self.num_envs, bool) if found is None else found
-                    try:
-                        found[told] = truths(given[told].tolist())
-                    except ValueError as error:
-                        raise EnvError(f"{self.spec.id}: infos[{name!r}]: {error}.") from error
+                    found[told] = truths(given[told].tolist(), f"{self.spec.id}: infos[{name!r}]")
         return found
 
     def render(self) -> NDArray[np.uint8] | None:
@@ -116,14 +113,6 @@ class GymnasiumVector:
 
     def __repr__(self) -> str:
         return described(self.spec, self.num_envs, f", {type(self.env).__name__} {self.mode.name}")
-
-
-def truths(told: Any) -> NDArray[np.bool_]:
-    """Truth values, given as such or as numbers. `ValueError` for anything else: "False" and nan are true in Python."""
-    array = np.asarray(told)
-    if array.size and (array.dtype.kind not in "biuf" or not np.isfinite(array).all()):
-        raise ValueError(f"{shown(told)} is no truth value and no finite number")
-    return array.astype(bool)
 
 
 def _parts(space: spaces.Space, kept: Tree, obs: Any) -> Any:

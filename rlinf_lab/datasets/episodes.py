@@ -28,7 +28,7 @@ class Episode:
     obs_T: Tree
     """what was acted on"""
     action_T: Tree
-    """as an environment takes it, see `vecenv.VecEnv.step`"""
+    """in the units of `DataSpec.action_space`"""
     reward_T: NDArray[np.float32]
     terminated: bool
     """the task ended with the last step"""
@@ -105,7 +105,7 @@ class DataSpec:
     observation_space: Space
     """of one observation"""
     action_space: Space
-    """of one action: as a policy acts (of a bounded Box in [-1, 1]) or as the simulator has it, see `presenting`"""
+    """of one action, in the environment's own units, such as Box(-2, 2); `presenting` makes of it what a policy sees, Box(-1, 1)"""
     env: str | None = None
     """id of the environment; None: not known, or no simulator's"""
     max_episode_steps: int | None = None

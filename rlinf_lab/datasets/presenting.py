@@ -26,7 +26,7 @@ def presented(data: EpisodeSource, env: EnvSpec) -> EpisodeSource:
     warning says what is taken for granted. `ConfigError` where the data is of other spaces.
     """
     has = data.spec.observation_space
-    if not _same(has, env.observation_space, bounds=False):
+    if not same(has, env.observation_space, bounds=False):
         raise ConfigError(f"The data has the observation_space {has}, and {env.id} has {env.observation_space}. Next: data that was recorded there.")
     return _Presented(data, env, acted(data.spec.action_space, env))
 
@@ -34,12 +34,12 @@ def presented(data: EpisodeSource, env: EnvSpec) -> EpisodeSource:
 def acted(has: Space, env: EnvSpec) -> Callable[[Tree], Tree]:
     """From recorded actions, of the space ``has``, to a policy's; see `presented`."""
     wanted, native = env.action_space, env.native_action_space
-    if _same(has, wanted):
-        return _as_they_are
-    if native is not None and _same(has, native):
+    if native is not None and same(has, native):
         return Presented(native)
+    if same(has, wanted):  # as data of ours had it before the simulator's own units were recorded
+        return _as_they_are
     own = "" if native is None else f" (the simulator's own: {native})"
-    if not _same(has, wanted, bounds=False) or _is_bounded(has):
+    if not same(has, wanted, bounds=False) or _is_bounded(has):
         raise ConfigError(
             f"The data has the action_space {has}, and {env.id} has {wanted}{own}. Next: data that was recorded there, or, where the data says it wrongly, "
             "data.with_spec(action_space=...)."
@@ -55,12 +55,12 @@ def _as_they_are(action: Tree) -> Tree:
     return action
 
 
-def _same(one: Space, other: Space, bounds: bool = True) -> bool:
+def same(one: Space, other: Space, bounds: bool = True) -> bool:
     """Whether values of one are values of the other, in single or double precision."""
     if isinstance(one, spaces.Dict) and isinstance(other, spaces.Dict):
-        return one.keys() == other.keys() and all(_same(one[key], other[key], bounds) for key in one)
+        return one.keys() == other.keys() and all(same(one[key], other[key], bounds) for key in one)
     if isinstance(one, spaces.Tuple) and isinstance(other, spaces.Tuple):
-        return len(one) == len(other) and all(_same(a, b, bounds) for a, b in zip(one, other, strict=True))
+        return len(one) == len(other) and all(same(a, b, bounds) for a, b in zip(one, other, strict=True))
     if not (isinstance(one, spaces.Box) and isinstance(other, spaces.Box)):
         return bool(one == other)
     alike = one.shape == other.shape and np.dtype(one.dtype).kind == np.dtype(other.dtype).kind

@@ -79,6 +79,14 @@ def with_runner(config: Any, executor: str | None = None) -> tuple[Any, Runner |
     return (config, None) if runner is None else (replace(config, runner=runner.name), runner)
 
 
+def check_memory(config: Any, executor: str | None) -> None:
+    """Says beforehand what will not fit into memory, where a recipe knows; with ``executor`` "ray" workers may live
+    elsewhere.
+    """
+    if hasattr(config, "require_memory"):
+        config.require_memory(elsewhere=executor == "ray")
+
+
 def check_names(recipe: Recipe, given: Mapping[str, Any], own: Mapping[str, Any] | None = None) -> None:
     """Raises `UnknownNameError`: with the new word for an old one, with the nearest for others. ``own``: what `train`
     takes besides.

@@ -15,7 +15,7 @@ from rlinf_lab.experiments.autoplan.phases import AutoPlan
 from rlinf_lab.experiments.autoplan.warming import warm_up
 from rlinf_lab.experiments.options import OPTIONS, Options
 from rlinf_lab.experiments.recipe import Recipe, find
-from rlinf_lab.experiments.settings import check_names, configured, configured_again, with_runner
+from rlinf_lab.experiments.settings import check_memory, check_names, configured, configured_again, with_runner
 from rlinf_lab.experiments.storage.folder import RunFolder, env_name, new_folder
 from rlinf_lab.experiments.storage.source import check_source
 from rlinf_lab.experiments.training import ROOT, TrainingRun, goes_on_in
@@ -62,6 +62,7 @@ def train(
     options = Options(**{name: settings.pop(name) for name in OPTIONS if name in settings})
     check_names(recipe, settings, dict.fromkeys(OPTIONS))
     config, runner = with_runner(configured(recipe, env, total_timesteps, settings), executor)
+    check_memory(config, executor)
     waits, steps = getattr(config, "learning_starts", 0), config.updates * config.env_steps
     if waits > steps:
         warnings.warn(
@@ -127,6 +128,7 @@ def resume(
     check_names(recipe, settings, dict.fromkeys(OPTIONS))
     executor = executor or about.get("executor")
     config, runner = with_runner(configured_again(recipe, kept, env, total_timesteps, settings), executor)
+    check_memory(config, executor)
     check_source(kept, config, asked=env is not None)
     if runner is not None and "runner" not in settings:
         runner = replace(runner, why="as the run was begun")

@@ -14,23 +14,32 @@ updates the policy was behind.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import numpy as np
+from gymnasium import Space
 from torch import nn
 
+from rlinf_lab.errors import ConfigError
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.policies import make_actor, make_q_ensemble
 from rlinf_lab.recipes.config import SimulatedConfig, answering, real, whole
 from rlinf_lab.recipes.fusing import as_rollout
 from rlinf_lab.replay import ReplayBuffer
+from rlinf_lab.trees import leaves
+from rlinf_lab.vecenv.spaces import empty
 from rlinf_lab.workers import SimulatorWorker
 from rlinf_lab.workers.learner import Number
 from rlinf_lab.workers.off_policy import ExploringPolicyWorker, ExploringRolloutWorker, OffPolicyLearner
 from rlinf_lab.workers.off_policy.stepping import GradientStep
 from rlinf_lab.workflow.workflow import WorkerHandle, Workflow
+
+REWARD_AND_END = 5  # bytes of a transition besides observations and action
+ROOM = 0.9  # of the free memory, for a buffer that is recommended
 
 
 @dataclass(frozen=True)
@@ -103,6 +112,35 @@ class OffPolicyConfig(SimulatedConfig):
         """Iterations of the whole run; 100,000 environment steps where nothing is said."""
         return self._updates(-(-100_000 // self.env_steps))
 
+    @property
+    def transition_bytes(self) -> int:
+        """Of each row of the replay buffer."""
+        return 2 * sum(_bytes(self.spec.observation_space)) + sum(_bytes(self.spec.action_space)) + REWARD_AND_END
+
+    def require_memory(self, elsewhere: bool = False) -> None:
+        """`ConfigError` for a replay buffer beyond this machine's memory, a warning beyond what is free.
+
+        ``elsewhere``: the learner may live on another machine, so that it is a warning in both cases.
+        """
+        import psutil
+
+        memory, steps, row = psutil.virtual_memory(), self.updates * self.env_steps, self.transition_bytes
+        needed = min(self.buffer_size, steps) * row
+        # Memory is taken as transitions come, but no array is given that is larger than all there is.
+        largest = self.buffer_size * max(_bytes(self.spec.observation_space), default=0)
+        impossible = max(needed, largest) > memory.total
+        if needed <= memory.available and not impossible:
+            return
+        told = (
+            f"{type(self).__name__}.buffer_size={self.buffer_size:,}: of {row:,} bytes a transition of {self.factory.id} that is "
+            f"{self.buffer_size * row / 2**30:,.1f} GiB, {needed / 2**30:,.1f} GiB of it filled by the {steps:,} steps of this run. This machine has "
+            f"{memory.total / 2**30:,.1f} GiB of memory, {memory.available / 2**30:,.1f} GiB of it free. "
+            f"Next: buffer_size={max(1, min(steps, int(ROOM * memory.available / row))):_}, which fits."
+        )
+        if impossible and not elsewhere:
+            raise ConfigError(told)
+        warnings.warn(told, stacklevel=4)
+
     # --- what an algorithm says -----------------------------------------------------------------------------
     def make_policy(self) -> partial[Any]:
         """The constructor of the actor that policy and learner share: equal arguments, equal initial weights."""
@@ -134,6 +172,11 @@ class OffPolicyConfig(SimulatedConfig):
             "observation_space": spec.observation_space, "action_space": spec.action_space,
             "net_arch": tuple(self.net_arch), "activation": self.activation, "normalize_obs": self.normalize_obs, "encoder": self.encoder, "seed": self.seed,
         }  # fmt: skip
+
+
+def _bytes(space: Space) -> list[int]:
+    """Of each leaf of one value, as a buffer keeps it: numbers are in single precision at most."""
+    return [leaf.nbytes // (2 if leaf.dtype == np.float64 else 1) for leaf in leaves(empty(space))]
 
 
 def build(name: str, config: OffPolicyConfig, state: dict[str, Any] | None = None) -> Workflow:

@@ -43,7 +43,7 @@ class _Played:
 def demonstrations(data: Any, *, reward: str = "environment") -> ReplayBuffer:
     """A buffer with the transitions of ``data``.
 
-    That is a `ReplayBuffer`, the file of one, or episodes (`Recorded`).
+    That is a `ReplayBuffer`, the file of one, or episodes (`Recorded`), whose actions stay as they are.
 
     Of an episode without its final observation the last step is left out, unless the task ended with it. ``reward="success"``: of episodes that tell
     (``success_T``) the reward is 1 in the step in which the task first succeeds, which ends them, and 0 before; a buffer's stay as they are. Raises

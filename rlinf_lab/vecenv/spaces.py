@@ -154,6 +154,22 @@ def is_finite(array: NDArray) -> bool:
     return math.isfinite(flat.dot(flat)) or bool(np.isfinite(array).all())  # the squares alone may be too large
 
 
+def truths(told: Any, whose: str) -> NDArray[np.bool_]:
+    """Truth values, given as such or as numbers. `EnvError` for anything else: "False" and nan are true in Python."""
+    array = np.asarray(told)
+    if array.size and (array.dtype.kind not in "biuf" or not np.isfinite(array).all()):
+        raise EnvError(f"{whose}: {shown(told)} is no truth value and no finite number. Next: True or False, or None where nothing is known.")
+    return array.astype(bool)
+
+
+def truth(told: Any, whose: str) -> bool:
+    """The same of one environment, which may come as an array of one."""
+    array = truths(told, whose)
+    if array.size != 1:
+        raise EnvError(f"{whose}: {shown(told)} is not one truth value. Next: True or False, or None where nothing is known.")
+    return bool(array.item())
+
+
 def first_not_finite(tree: Tree) -> tuple[int, str, Any] | None:
     """(row, name of the leaf, value) of the first number that is not finite."""
     for name, leaf in named_leaves(tree):
@@ -220,7 +236,8 @@ class Native:
 class Presented:
     """The inverse of `Native`: from the simulator's own actions to those of a policy.
 
-    In double precision and not cut to [-1, 1], so that `Native` gives back single precision bit by bit.
+    Of what comes back `Native` makes the same numbers again, bit by bit. It is of single precision, as a policy's actions are, where such numbers do, else of
+    double precision; what is beyond the simulator's range is cut to it, as vectors do.
     """
 
     def __init__(self, space: spaces.Space) -> None:
@@ -242,7 +259,7 @@ class _Scaled:
     def __init__(self, space: spaces.Box) -> None:
         self._dtype = space.dtype
         self._middle: Any = (space.high + space.low) / 2 if _is_scaled(space) else 0.0
-        self._half: Any = (space.high - space.low) / 2 if _is_scaled(space) else 1.0
+        self._half: Any = _half(space.low, self._middle, space.high) if _is_scaled(space) else 1.0
         self._is_identity = bool(np.all(self._middle == 0) and np.all(self._half == 1))
 
     def __call__(self, leaf: NDArray) -> NDArray:
@@ -252,7 +269,20 @@ class _Scaled:
         if self._is_identity:
             return leaf
         half = np.float64(self._half)
-        return np.divide(leaf - np.float64(self._middle), half, out=np.zeros(leaf.shape), where=half != 0)  # 0: there is nothing to choose
+        found = np.divide(leaf - np.float64(self._middle), half, out=np.zeros(leaf.shape), where=half != 0)  # 0: there is nothing to choose
+        found = np.clip(found, -1, 1)
+        for near in (found.astype(np.float32), found):  # each is mapped in its own precision
+            for other in (np.nextafter(near, near.dtype.type(-1)), np.nextafter(near, near.dtype.type(1))):
+                near = np.where((self(near) != leaf) & (self(other) == leaf), other, near)
+            if np.array_equal(self(near), leaf):
+                break
+        return near
+
+
+def _half(low: NDArray, middle: NDArray, high: NDArray) -> NDArray:
+    """Of a range, a little less where rounding would lead out of it."""
+    half = np.minimum((high - low) / 2, np.minimum(high - middle, middle - low))
+    return np.where((middle + half > high) | (middle - half < low), np.nextafter(half, half.dtype.type(0)), half)
 
 
 class _Cast:

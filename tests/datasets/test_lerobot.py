@@ -9,6 +9,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -16,6 +17,7 @@ import pytest
 from gymnasium import spaces
 from made_episodes import ARM, FILMED, RICH, STATE, filmed, made
 
+import rlinf_lab as lab
 from rlinf_lab.datasets import Episode, EpisodeList, read_lerobot, write_lerobot
 from rlinf_lab.datasets.lerobot import layout, writing
 from rlinf_lab.errors import ConfigError
@@ -39,6 +41,22 @@ def test_what_is_written_is_read_back(observation: spaces.Space, action: spaces.
 def _leaves(tree: Any) -> list[np.ndarray]:
     parts = tree.values() if isinstance(tree, dict) else tree if isinstance(tree, tuple) else None
     return [np.asarray(tree)] if parts is None else [leaf for part in parts for leaf in _leaves(part)]
+
+
+def test_what_was_collected_is_written_as_the_simulator_takes_it(tmp_path: Path) -> None:
+    data = lab.collect("Pendulum-v1", lambda obs_NX: np.clip(-obs_NX[:, 2:], -1, 1), episodes=2, max_episode_steps=40)
+    folder = write_lerobot(data, tmp_path / "data")
+    frames = pq.read_table(folder / "data/chunk-000/file-000.parquet").to_pylist()
+    env = gymnasium.make("Pendulum-v1")
+    assert read_lerobot(folder).spec.action_space == env.action_space
+    for row in frames:
+        if row["frame_index"] == 0:
+            obs, _ = env.reset(seed=data[row["episode_index"]].seed)
+        np.testing.assert_array_equal(obs, np.array(row["observation.state"], np.float32))
+        obs, reward, *_ = env.step(np.array([row["action"]], np.float32))
+        assert np.float32(reward) == np.float32(row["next.reward"])
+    stats = json.loads((folder / layout.STATS).read_text())["action"]
+    assert (stats["min"], stats["max"]) == ([-2.0], [2.0])
 
 
 @pytest.mark.parametrize("pictures_a_file", [3, 10**6])

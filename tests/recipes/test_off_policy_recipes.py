@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import re
 import sys
+import warnings
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import gymnasium
 import numpy as np
+import psutil
 import pytest
 
 import rlinf_lab as lab
@@ -140,7 +145,66 @@ def test_a_run_that_ends_before_learning_starts_is_warned():
 def test_a_state_that_is_kept_holds_the_buffer(tmp_path):
     lab.train("sac", "Pendulum-v1", total_timesteps=48, folder=tmp_path / "run", **SHORT).wait()
     replay = RunFolder(tmp_path / "run").state().state["replay"]
+    assert sum(leaf.nbytes for leaf in replay["rows"].values()) == 48 * SACConfig(env="Pendulum-v1").transition_bytes
     assert len(replay["rows"]["reward"]) == 48 and replay["state"]["capacity"] == 1_000_000
+
+
+class Sees(gymnasium.Env):
+    """A picture, and numbers in double precision."""
+
+    observation_space = gymnasium.spaces.Dict(eye=gymnasium.spaces.Box(0, 255, (64, 64, 3), np.uint8), arm=gymnasium.spaces.Box(-9, 9, (3,), np.float64))
+    action_space = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
+
+
+GIB = 2**30
+
+
+@pytest.mark.parametrize("config", [SACConfig, TD3Config])
+@pytest.mark.parametrize(
+    ("settings", "total", "free", "said"),
+    [
+        # 24.6 kB a transition
+        ({"total_timesteps": 10**6}, 64, 32, None),
+        ({"total_timesteps": 10**6}, 64, 16, "warning"),  # 22.9 GiB
+        ({"total_timesteps": 10**6}, 20, 16, "error"),
+        ({"total_timesteps": 10**5}, 20, 16, None),  # 2.3 GiB by the end
+        ({"total_timesteps": 10**5}, 20, 2, "warning"),
+        ({"total_timesteps": 10**5}, 8, 7, "error"),  # the array of pictures, of 11.4 GiB, cannot be had
+        ({"total_timesteps": 10**6, "buffer_size": 100_000}, 8, 7, None),
+        ({"total_timesteps": 10**6, "buffer_size": 100_000}, 2, 1, "error"),
+    ],
+)
+def test_a_buffer_that_does_not_fit_is_said_before_the_run(config, settings, total, free, said, monkeypatch):
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=total * GIB, available=free * GIB))
+    made = config(env=Sees, **settings)
+    assert made.transition_bytes == 2 * (64 * 64 * 3 + 3 * 4) + 2 * 4 + 5
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        try:
+            made.require_memory()
+            found = str(told[0].message) if told else None
+        except ConfigError as error:
+            assert said == "error"
+            found = str(error)
+            made.require_memory(elsewhere=True)
+            assert str(told[0].message) == found
+    assert (found is None) == (said is None)
+    if found is not None:
+        fits = int(re.search(r"Next: buffer_size=([\d_]+), which fits\.$", found)[1])
+        for part in (f"{config.__name__}.buffer_size={made.buffer_size:,}", f"{total}.0 GiB of memory, {free}.0 GiB of it free", "24,613 bytes a transition"):
+            assert part in found
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            replace(made, buffer_size=fits).require_memory()
+        assert fits == made.total_timesteps or fits * made.transition_bytes > 0.85 * free * GIB
+
+
+def test_train_and_resume_ask_for_the_memory_of_a_buffer(tmp_path, monkeypatch):
+    lab.train("sac", "Pendulum-v1", total_timesteps=48, folder=tmp_path / "run", **SHORT).wait()
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=10**6, available=10**6))
+    for start in (partial(lab.train, "td3", "Pendulum-v1", total_timesteps=10**6, folder=False), partial(lab.resume, tmp_path / "run", total_timesteps=10**6)):
+        with pytest.raises(ConfigError, match=r"Config\.buffer_size=1,000,000: of 33 bytes a transition of gymnasium/Pendulum-v1"):
+            start()
 
 
 def swung(obs_NX):
