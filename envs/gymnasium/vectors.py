@@ -24,7 +24,15 @@ from rlinf_lab.records import EnvStep
 from rlinf_lab.trees import Tree, map_tree, rows
 from rlinf_lab.vecenv import EnvSpec, checked_actions
 from rlinf_lab.vecenv.loop import described
-from rlinf_lab.vecenv.spaces import Native, empty, presented_action, presented_observation, require_fit, truths, write_one
+from rlinf_lab.vecenv.spaces import (
+    Native,
+    empty,
+    presented_action,
+    presented_observation,
+    require_fit,
+    truths,
+    write_one,
+)
 
 
 class GymnasiumVector:

@@ -165,8 +165,8 @@ class _Acting:
                     f"collect(policy={self.by}): the action{name} {mine[place]:.4g} is outside of "
                     f"{self.spec.action_space}. The environment takes {theirs[place]:.4g}, and that is what is "
                     "recorded, in its own units: actions outside of a Box are clipped, as gymnasium's ClipAction does. "
-                    "Next: nothing, if that is meant; else actions within it (a bounded Box is [-1, 1] here, mapped to the environment's "
-                    f"own {self.spec.native_action_space or 'range'}).",
+                    "Next: nothing, if that is meant; else actions within it (a bounded Box is [-1, 1] here, mapped to "
+                    f"the environment's own {self.spec.native_action_space or 'range'}).",
                     stacklevel=5,
                 )
         return taken
