@@ -166,7 +166,7 @@ def truth(told: Any, whose: str) -> bool:
     """The same of one environment, which may come as an array of one."""
     array = truths(told, whose)
     if array.size != 1:
-        raise EnvError(f"{whose}: {shown(told)} is not one truth value. Next: True or False, or None where nothing is known.")
+        raise EnvError(f"{whose}: {shown(told)} is no single truth value. Next: True or False, or None where nothing is known.")
     return bool(array.item())
 
 

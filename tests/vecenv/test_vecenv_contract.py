@@ -10,6 +10,7 @@ from pathlib import Path
 import gymnasium
 import numpy as np
 import pytest
+import torch
 from gymnasium.spaces import Box, Dict, MultiBinary
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
@@ -96,6 +97,38 @@ class NotFinite(LoopVecEnv):
 def test_each_broken_rule_is_named(cls, text) -> None:
     with pytest.raises(EnvError, match=text):
         check_env(lambda: cls([Walk() for _ in range(3)], SPEC))
+
+
+class Tells(Walk):
+    """Says of success what it is told to, as a simulator may."""
+
+    def __init__(self, told: object) -> None:
+        super().__init__()
+        self.told = told
+
+    def step(self, action):
+        return super().step(action)._replace(success=self.told)
+
+
+@pytest.mark.parametrize(
+    ("told", "means"),
+    [(True, True), (np.False_, False), (1.0, True), (0, False), (np.array([True]), True), (torch.tensor([False]), False), (None, None)],
+    ids=repr,
+)
+def test_what_an_adapter_tells_of_success_is_a_truth_value(told: object, means: bool | None) -> None:
+    env = LoopVecEnv([Tells(told)], SPEC)
+    env.reset(seed=0)
+    found = env.step(np.zeros((1, 2))).success_N
+    assert found is None if means is None else found.tolist() == [means]
+
+
+@pytest.mark.parametrize("told", ["False", float("nan"), [True, False], [], {}], ids=repr)
+def test_what_is_no_truth_value_is_no_success(told: object) -> None:
+    env = LoopVecEnv([Walk(), Tells(told)], SPEC)
+    env.reset(seed=0)
+    with pytest.raises(EnvError, match=re.escape(f"{SPEC.id}: its success: {told!r} is no")) as error:
+        env.step(np.zeros((2, 2)))
+    assert error.value.__notes__ == [f"It was raised by environment 1 of {SPEC.id}."]
 
 
 def test_actions_are_checked_and_clipped() -> None:
