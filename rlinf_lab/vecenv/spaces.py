@@ -279,7 +279,7 @@ class _Scaled:
         return near
 
 
-def _half(low: NDArray, middle: NDArray, high: NDArray) -> NDArray:
+def _half(low: NDArray, middle: Any, high: NDArray) -> NDArray:
     """Of a range, a little less where rounding would lead out of it."""
     half = np.minimum((high - low) / 2, np.minimum(high - middle, middle - low))
     return np.where((middle + half > high) | (middle - half < low), np.nextafter(half, half.dtype.type(0)), half)
