@@ -133,6 +133,7 @@ class PPOConfig(SimulatedConfig):
         self._require("n_steps", self.n_steps % (chunk or 1) == 0, f"a multiple of the chunk's size, {chunk}")
         samples = self.env_steps // (chunk or 1)
         what = "num_envs × n_steps" + (" / chunk_size" if chunk else "")
+        self._require("n_steps", samples >= 2, f"such that {what}, which is {samples}, is at least 2: advantages are normalised over them")
         self._require("batch_size", callable(self.batch_size) or self.batch_size <= samples, f"at most {what} = {samples}. Next: batch_size={samples}")
         self._require("per_action", not self.per_action or chunk is not None, "False where single actions are chosen")
         self._require_whole("critic_warmup", least=0)

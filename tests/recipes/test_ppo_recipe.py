@@ -68,6 +68,8 @@ def test_the_usual_batch_is_at_most_what_an_iteration_has(changes, size):
 def test_a_batch_that_was_asked_for_stays_and_the_largest_one_is_said():
     with pytest.raises(ConfigError, match=r"batch_size is 256; it must be at most .* = 128\. Next: batch_size=128"):
         PPOConfig.preset("CartPole-v1", num_envs=1, batch_size=256)
+    with pytest.raises(ConfigError, match="n_steps is 1; it must be such that num_envs × n_steps, which is 1, is at least 2"):
+        PPOConfig.preset("CartPole-v1", num_envs=1, n_steps=1)
     with pytest.raises(ConfigError, match="num_envs is '1'"):
         PPOConfig.preset("CartPole-v1", num_envs="1")
 
