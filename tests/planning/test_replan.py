@@ -19,7 +19,6 @@ from rlinf_lab.errors import PlanError
 from rlinf_lab.planning.adapt.drift import Window
 from rlinf_lab.planning.adapt.profile_update import told_by_sizes
 from rlinf_lab.planning.adapt.replan import replan
-from rlinf_lab.planning.cancellation import Abandoned, as_long_as
 from rlinf_lab.planning.forecast.forecast import forecast
 from rlinf_lab.planning.forecast.steady_state import settled, steady
 from rlinf_lab.planning.planner.planner import Planned, plan
@@ -285,17 +284,6 @@ def test_what_the_budget_does_not_reach_is_said_and_not_proposed() -> None:
         replan(timeline, planned, moments=0)
     with pytest.raises(PlanError, match=r"replan\(run, None\): a plan of lab\.plan is needed.*Next: plans\.best"):
         replan(timeline)
-
-
-def test_who_wants_no_answer_any_more_gets_none() -> None:
-    planned, truth = three()
-    timeline = run_of(planned, truth)
-    looks: list[int] = []
-    with as_long_as(lambda: looks.append(0) is None):
-        replan(timeline, planned)
-    left = iter(looks[: len(looks) - 1])
-    with pytest.raises(Abandoned), as_long_as(lambda: next(left, None) is not None):
-        replan(timeline, planned)
 
 
 # --- nobody drifts who costs what was said --------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from built import recorder_of
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -17,16 +18,14 @@ from rlinf_lab.timeline import Recorder, SpanKind, Timeline
 from rlinf_lab.widgets import timeline_html
 
 
-def timeline_of(rows: list[tuple[int, int, int, int]], devices: tuple[str, ...] = ("cpu:0", "cpu:9")) -> Timeline:
+def timeline_of(rows: list[tuple[int, int, int, int]]) -> Timeline:
     """Spans (track, kind, start, duration), items in channels, and a counter."""
-    recorder, made = Recorder("node"), Timeline(devices)
-    tracks = [recorder.track("w [1]", i, (f"cpu:{i}",) if i else ()) for i in range(3)]
-    names, channel = [recorder.name(n) for n in ("step", "get", 'a "b" (2)')], recorder.channel("obs")
+    recorder, made, names = Recorder("node"), Timeline(("cpu:0", "cpu:9")), ("step", "get", 'a "b" (2)')
     for i, (track, kind, start, duration) in enumerate(rows):
-        moved = (3, 100, channel, i) if kind in (SpanKind.GET, SpanKind.PUT) else (0, 0, -1, -1)
-        recorder.add(tracks[track], kind, names[i % 3], start, start + duration, i % 4 - 1, *moved)
+        moved = ("obs", i, 3) if kind in (SpanKind.GET, SpanKind.PUT) else ("", -1, 0)
+        span = (SpanKind(kind), start, start + duration, i % 4 - 1, *moved, names[i % 3])
+        recorder_of([("w [1]", track, (f"cpu:{track}",) if track else (), *span)], recorder)
     recorder.counter("load %", 5, 12.5)
-    recorder.counter("load %", 9, -1.0)
     made.extend(recorder.drain())
     return made
 
