@@ -19,7 +19,7 @@ from rlinf_lab.errors import PlanError, UnknownNameError
 from rlinf_lab.planning.adapt.replan import replan
 from rlinf_lab.planning.fit.fit import fitted, profile_from_run
 from rlinf_lab.planning.fit.from_trace import profile_from_trace
-from rlinf_lab.planning.fit.habits import Circulation
+from rlinf_lab.planning.fit.habits import Circulation, begins
 from rlinf_lab.planning.fit.samples import Observed
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.planning.planner.planner import plan as search
@@ -524,5 +524,6 @@ def test_what_is_in_flight_is_counted_from_what_was_moved() -> None:
     assert (of(-1, *[1, -1] * 4, 1).tokens, of(-1, *[1, -1] * 4, 1).steps) == (1, 5)  # fed from outside: it answers first
     assert of(*[1, 1, 1, -1] * 4).steps == 4 and "gets 4 back" in of(*[1, 1, 1, -1] * 4).doubt
     assert "nothing comes back" in of(1, 1, 1).doubt and "puts nothing" in of(-1, -1).doubt and "puts nothing" in Circulation.of([]).doubt
+    assert begins((1, -1)) and not begins((-1, 1)) and not begins(())
     varies = Circulation.of([{0: [1, -1] * 4}, {0: [1, 1, -1, -1] * 2}, {0: [1, -1] * 4}])
     assert (varies.tokens, varies.steps) == (1, 4.0) and "between 1 and 2" in varies.doubt

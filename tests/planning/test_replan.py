@@ -6,7 +6,8 @@ import itertools
 import random
 from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from timed_flows import Timed, cell, timed
 import rlinf_lab as lab
 from rlinf_lab.errors import PlanError
 from rlinf_lab.planning.adapt.drift import Window
-from rlinf_lab.planning.adapt.profile_update import told_by_sizes
+from rlinf_lab.planning.adapt.profile_update import _in_turn_with_others, told_by_sizes
 from rlinf_lab.planning.adapt.replan import replan
 from rlinf_lab.planning.forecast.forecast import forecast
 from rlinf_lab.planning.forecast.steady_state import settled, steady
@@ -235,8 +236,12 @@ def test_of_more_ranks_than_tokens_each_is_expected_to_take_what_it_took(sims: i
     seats = {"sim": [[i] for i in range(sims)], "policy": [[sims + i] for i in range(policies)]}
     plan = lab.ExecutionPlan("by hand", devices, seats, {"obs": 1})
     timeline = run(flow, plan).timeline
-    found = lab.replan(timeline, lab.planning.planned(flow, plan, lab.planning.profile_from_run(flow, plan, timeline)))
+    plans = lab.planning.planned(flow, plan, lab.planning.profile_from_run(flow, plan, timeline))
+    found = lab.replan(timeline, plans)
     assert [d.percent for d in found.drifts] == ["0 %", "0 %"] and not found.elapsed.sustained, found
+    for second, expected in (([0.5, 0.5], [2.0, 1.0]), ([], 3.0)):  # nothing was read in an iteration: as planned
+        window: Any = SimpleNamespace(taken=lambda _, second=second: [np.ones(2), np.array(second)], is_simulated=False)
+        assert _in_turn_with_others(plans.candidate, window, "policy", 3.0) == pytest.approx(np.multiply(expected, 3 * sims / policies if second else 1))
 
 
 # --- plans are compared by what the scheduler takes -----------------------------------------------------------------

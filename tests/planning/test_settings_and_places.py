@@ -167,9 +167,9 @@ def test_who_works_on_the_host_is_not_switched() -> None:
     host = WorkerProfile((Sample(0, 64.0, 4.0),), resource="host", onload_s=3.0, offload_s=2.0)
     three = chain(80.0, a=host, b=dataclasses.replace(BATCH, memory=Memory(50), onload_s=1.0), c=dataclasses.replace(BATCH, memory=Memory(50), offload_s=0.5))
     setting = Setting.of(three, 4)
-    assert [setting.switch_seconds(u) for u in setting.stages] == [(0.0, 0.0), (1.0, 0.0), (0.0, 0.5)]
+    assert [setting.switch_seconds(u) for u in setting.stages] == [(0.0, 0.0), (1.0, 0.0), (0.0, 0.5)] and setting._hosts == 0b001
     ring = three.replace(edges=(EdgeProfile("a", "b"), EdgeProfile("b", "a"), EdgeProfile("b", "c")))
-    assert [Setting.of(ring, 4).switch_seconds(u) for u in Setting.of(ring, 4).stages] == [(1.0, 0.0), (0.0, 0.5)]
+    assert [Setting.of(ring, 4).switch_seconds(u) for u in Setting.of(ring, 4).stages] == [(1.0, 0.0), (0.0, 0.5)] and not Setting.of(ring, 4)._hosts
     free = three.with_worker("a", onload_s=0.0, offload_s=0.0)
     assert plan(three, 4, simulate=False).best.seconds == plan(free, 4, simulate=False).best.seconds
 

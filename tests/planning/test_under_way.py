@@ -69,11 +69,7 @@ def read(turn: Turn):
 CALLS = [SimCall("s", "make", produce, writes=("sr",)), SimCall("r", "work", read, reads=("sr",), starts_on_device=False)]
 
 
-def work(turn: Turn):
-    yield run(12 * MS)
-
-
-BESIDE = SimCall("o", "make", work)
+BESIDE = SimCall("o", "make", lambda turn: (run(12 * MS) for _ in range(1)))
 APART, TURNS, READERS = (
     (spots, ExecutionPlan("by hand", ("cpu:0", "cpu:1"), spots, {"sr": 1}))
     for spots in ({"s": ((0,),), "r": ((1,),)}, {"s": ((0,),), "r": ((1,),), "o": ((1,),)}, {"s": ((0,),), "r": ((0,), (1,))})

@@ -105,13 +105,18 @@ class Picky(lab.Worker):
 
     def read(self, inbox: lab.Inbox, how: str) -> list[int]:
         found: list[int] = []
-        for _ in range(2):
-            found += [inbox.take()] if how == "take" else inbox.get(1) if how == "number" else inbox.get_weight(1)
+        for n in range(2):
+            if how == "nowait":
+                there, got = inbox.qsize(), inbox.get_nowait(1)
+                assert (there, got) == ((7, [1]) if n else (0, []))
+                found += got or inbox.get(1)
+            else:
+                found += [inbox.take()] if how == "take" else inbox.get(1) if how == "number" else inbox.get_weight(1)
             self.compute(1.0)
         return found
 
 
-@pytest.mark.parametrize("how", ["number", "weight", "take"])
+@pytest.mark.parametrize("how", ["number", "weight", "take", "nowait"])
 def test_nobody_is_given_a_part_of_a_whole_batch_before_all_is_there(how: str) -> None:
     flow = lab.Workflow("picky")
     batch = flow.channel("batch", whole=True, discard_unread=True)

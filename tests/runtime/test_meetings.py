@@ -212,14 +212,13 @@ def learners_that_share(what: str, capacity: int | None = 2, steps: int = 3) -> 
     return flow, lab.ExecutionPlan("shared", ["cpu:0", "cpu:1", "cpu:2"], places, micro_batches={"a": 1, "b": 1}, **memory)
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("executor", ["local", "processes"])
+@pytest.mark.parametrize("executor", ["local", pytest.param("processes", marks=pytest.mark.long)])
 @pytest.mark.parametrize("what", ["get", "put"])
 def test_who_would_wait_at_a_channel_between_a_meeting_and_a_collective_is_told_at_once(what: str, executor: str) -> None:
     """Else the ranks of both wait for each other inside torch, where nobody sees it, until its time-out."""
     flow, plan = learners_that_share(what)
     with lab.session(flow, plan, executor, emulate=True) as session:
-        for _ in range(20 if executor == "local" else 5):
+        for _ in range(5):
             message = rf"actor\[.\]: train\(\) {what}s .* within `with group:`.*'critic', whose ranks meet too.*Next: take and put"
             with pytest.raises(lab.errors.WorkerError, match=message):
                 session.step()
