@@ -57,7 +57,8 @@ class OffPolicyConfig(SimulatedConfig):
     gamma: Number = 0.99
     """discount per environment step"""
     n_steps: int = 1
-    """environment steps whose rewards are summed, discounted, before the critics' value of what they led to, demonstrations included; fewer before an episode's end"""
+    """environment steps whose rewards are summed, discounted, before the critics' value of what they led to, demonstrations included; fewer before an episode's end. Try both: with 3
+    Pendulum was learnt faster, Reacher worse (`docs/design/replay.md`)"""
     policy_delay: int = 1
     """gradient steps of the critics for one of the actor"""
     n_critics: int = 2
