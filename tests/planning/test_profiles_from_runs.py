@@ -57,12 +57,12 @@ def stages() -> Workflow:
     return flow
 
 
-def timeline(flow: Workflow, plan: ExecutionPlan, iterations: int = 3, switch_ns: dict[str, tuple[int, int]] | None = None) -> Timeline:
-    """24 items: 2 ms each in a, the last two 10 ms; 5 + 1 n ms in b; 3 n ms in c and 30 ms after the last batch, 6 ms in another call."""
+def timeline(flow: Workflow, plan: ExecutionPlan, iterations: int = 3, switch_ns: dict[str, tuple[int, int]] | None = None, paces: str = "1") -> Timeline:
+    """24 items: 2 ms each in a, the last two 10 ms, times the pace of the iteration; 5 + 1 n ms in b; 3 n ms in c and 30 ms after the last batch, 6 ms in another call."""
 
     def produce(turn):
         for i in range(24):
-            yield run((10 if i >= 22 else 2) * MS)
+            yield run(int(paces[turn.iteration % len(paces)]) * (10 if i >= 22 else 2) * MS)
             yield put("first")
 
     def convert(turn):
@@ -106,7 +106,10 @@ def test_samples_are_what_was_simulated() -> None:
 
 
 def test_output_curves_show_the_tail() -> None:
-    seen = observed(stages())
+    flow, seen = stages(), observed(stages())
+    plan = ExecutionPlan.temporal(flow, DEVICES[:1])
+    uneven = Observed.of(flow.graph, plan, timeline(flow, plan, 6, paces="153124")).outputs("a")
+    assert uneven[-1] == (pytest.approx(3 * 0.064), 1.0), "of a typical iteration"
     (sample,) = fitted([seen]).workers["a"].samples
     assert sample.outputs[0] == (pytest.approx(0.002), pytest.approx(1 / 24)) and sample.outputs[-1] == (pytest.approx(0.064), 1.0)
     assert all(x[0] < y[0] and x[1] < y[1] for x, y in itertools.pairwise(sample.outputs))

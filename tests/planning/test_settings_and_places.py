@@ -19,6 +19,7 @@ from rlinf_lab.errors import ConfigError, PlanError
 from rlinf_lab.planning.placement.free_memory import APART, SINGLE, TOGETHER, Forms
 from rlinf_lab.planning.placement.placement import Placement
 from rlinf_lab.planning.placement.search_space import Setting
+from rlinf_lab.planning.placement.to_execution_plan import micro_batch_between
 from rlinf_lab.planning.planner.planner import plan
 from rlinf_lab.planning.profile import memory
 from rlinf_lab.planning.profile.profile import (
@@ -31,6 +32,7 @@ from rlinf_lab.planning.profile.profile import (
     Sample,
     WorkerProfile,
 )
+from rlinf_lab.planning.search.plan_tree import Leaf
 from rlinf_lab.planning.search.solver import solve
 from rlinf_lab.planning.simulator.simulator import Simulator
 from rlinf_lab.timeline.record.span import SpanKind
@@ -113,6 +115,16 @@ def test_cells_sit_together_or_apart() -> None:
     one_beside = (Sample(16, 256.0, 200.0, ("policy",)), Sample(16, 256.0, 210.0, ("simulator",)))
     alone = embodied().with_worker("learner", samples=(*embodied().workers["learner"].samples, *one_beside))
     assert Setting.of(alone, 16).tables.of(1, 1, forms[1])[0, 16] == pytest.approx(210)
+
+
+@pytest.mark.parametrize(("grain", "taken"), enumerate((12, 6, 3, 1)))
+def test_all_tokens_of_a_part_are_taken_at_once_or_where_parts_are_uneven_one_by_one(grain: int, taken: int) -> None:
+    one = WorkerProfile((Sample(1, 12.0, 1.0),), calls=4, ranks=RankRule(most=1))
+    edges = (EdgeProfile("s", "p"), EdgeProfile("p", "s"))
+    profile = Profile(12, {"s": dataclasses.replace(one, kind="simulator"), "p": one}, edges, cells=(Cell(("s", "p"), (1,), tokens=12),))
+    setting = Setting.of(profile, 1, 8)
+    placement = Placement(setting, setting.arrangements()[0], Leaf(0, (1,), grain))
+    assert [micro_batch_between(placement, edge) for edge in edges] == [taken] * 2
 
 
 def test_kinds_of_devices() -> None:

@@ -132,6 +132,18 @@ def test_a_generator_has_a_tail_and_streams() -> None:
     assert timeline.bubbles().set_index("cause")["seconds"].sum() > 0
 
 
+@pytest.mark.parametrize("cap", [None, 0.5, 1.0, 1.5, 3.0])
+def test_the_fill_of_a_stream_is_the_least_after_which_no_micro_batch_is_late(cap: float | None) -> None:
+    """With so many responses at a time as memory has room for; where it has none others refuse the plan."""
+    sampler = WorkerProfile((Sample(4, 64.0, 20.0),), "generation", lengths=Lengths(1000.0, mean_tokens=200.0), exponent=0.5)
+    setting = Setting.of(chain(sampler=sampler, learner=WORK), 4, 16)
+    model, atoms = setting.models["sampler", ""], 2 ** (setting.granularities - 1)
+    fills, times = setting.tables._lags_at("sampler", model, 4, cap), model.stream(4, 64, atoms, 1, cap if cap and cap >= 1 else None).times
+    for (number, rate), g in itertools.product(enumerate(setting.tables._rates()), range(1, setting.granularities)):
+        late = times[atoms // 2**g - 1 :: atoms // 2**g] / times[-1] - rate * np.arange(2**g) / 2**g - fills[number, g]
+        assert late.max() == pytest.approx(0, abs=1e-9)
+
+
 def test_what_is_put_at_the_end_comes_once_and_then() -> None:
     profile = chain(a=WORK, b=WORK).replace(edges=(EdgeProfile("a", "b", at_end=True),))
     assert plan(profile, 8, modes=("spatial",)).best.simulate(1).elapsed_ns == pytest.approx(16e9), "8 s each, on 4 devices"

@@ -3,7 +3,10 @@ other values by rank, in order, through failures."""
 
 from __future__ import annotations
 
+import itertools
 import time
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -12,8 +15,9 @@ from sessions import both, opened, recorded, until
 from torch import nn
 
 import rlinf_lab as lab
-from rlinf_lab.errors import DeadlockError
+from rlinf_lab.errors import DeadlockError, WorkflowError
 from rlinf_lab.planning.engine.engine import Do, Engine, Event
+from rlinf_lab.runtime.host.elastic.exchange import key_of, place_of
 from rlinf_lab.runtime.host.elastic.meetings import Meetings, may_meet
 from rlinf_lab.runtime.host.state.rank import Process
 from rlinf_lab.runtime.threads.clocks import MockClock
@@ -272,6 +276,17 @@ def test_every_rank_gets_all_values_by_rank_and_one_that_fails_frees_the_others(
             assert first == second == [[[(r, n, i) for r in range(3)] for n in range(4)]] * 3
             assert third == [[[(r, 0, i) for r in range(3)]]] * 3
     assert any(span.kind is SpanKind.WAIT for span in recorded(session).rows())
+
+
+def test_no_two_exchanges_nor_what_is_left_behind_have_one_number() -> None:
+    """Of calls one after another, with as many exchanges as a call may have: below those of calls."""
+    few, found = (1, 2, (1 << 20) - 1), list[int]()
+    for call, before in itertools.product(range(4), few):
+        process: Any = SimpleNamespace(call=SimpleNamespace(call_id=call), exchanges=before - 1, label="w[0]")
+        found += [key_of(process), place_of(process)]
+    assert len({*found}) == 2 * 4 * len(few) and max(found) < 0
+    with pytest.raises(WorkflowError, match="1048576 exchanges in one call. Next"):
+        key_of(process)
 
 
 def test_before_the_first_call_the_others_are_not_there() -> None:
