@@ -84,7 +84,8 @@ class RLPDConfig(SACConfig):
     def _offline(self) -> ReplayBuffer:
         """The transitions of ``data``, with draws of their own. `ConfigError` where they are of another environment."""
         data = recorded(self.data)
-        over = None if self.n_steps == 1 else (self.n_steps, self.gamma)
+        gamma: Any = self.gamma  # a number where there are several steps
+        over = None if self.n_steps == 1 else (self.n_steps, gamma)
         found = demonstrations(presented(data, self.spec) if isinstance(data, EpisodeSource) else data, reward=self.reward, over=over)
         buffer = ReplayBuffer(len(found), seed=self.seed)
         transitions, spec = found.rows(found.order), self.spec
