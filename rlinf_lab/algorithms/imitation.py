@@ -30,8 +30,8 @@ def dagger_beta(iteration: int, *, decay: float = 0.0) -> float:
 
 
 def dagger_mix(learner_B: NDArray, expert_B: NDArray, beta: float, coin_B: NDArray[np.floating]) -> NDArray:
-    """The actions to take: the expert's where a row's coin, uniform in [0, 1), is less than ``beta``.
+    """The actions to take: the expert's where a row's coin is less than ``beta``.
 
-    The *labels* are the expert's actions for all rows, whoever acted. Source: Ross et al., DAgger (arXiv 1011.0686), section 3.3.
+    Coins are uniform in [0, 1). The *labels* are the expert's actions for all rows, whoever acted. Source: Ross et al., DAgger (arXiv 1011.0686), section 3.3.
     """
     return np.where((coin_B < beta).reshape(-1, *[1] * (np.ndim(learner_B) - 1)), expert_B, learner_B)

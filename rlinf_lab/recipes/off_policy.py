@@ -201,7 +201,7 @@ def _learner(flow: Workflow, config: OffPolicyConfig, state: dict[str, Any] | No
 
 
 def _check_steps(config: OffPolicyConfig, held: dict[str, Any] | None) -> None:
-    """`ConfigError` where the rows of a state's buffer are over other steps than those to come."""
+    """`ConfigError` where a state's buffer has rows over other steps than those to come."""
     n, gamma = (1, config.gamma) if held is None else (held["n"], held["gamma"])
     if (n, gamma) != (config.n_steps, config.gamma):
         kind, now = type(config).__name__, f"n_steps={config.n_steps}, gamma={shown(config.gamma)}"

@@ -52,7 +52,10 @@ class NStep:
         return over_n_steps(steps, self.n, self.gamma, complete)
 
     def flush(self) -> dict[str, Tree] | None:
-        """The transitions that are incomplete, spanning what there is; None without any. Before a pause, or at the end."""
+        """The transitions that are incomplete, spanning what there is.
+
+        None without any. For a pause, or the end.
+        """
         rest, self._waiting = self._waiting, None
         return None if rest is None else over_n_steps(rest, self.n, self.gamma)
 
@@ -71,9 +74,10 @@ class NStep:
 
 
 def over_n_steps(steps: dict[str, Tree], n: int, gamma: float, count: int | None = None) -> dict[str, Tree]:
-    """Transitions of up to ``n`` steps that begin in the first ``count`` of T steps of N environments; None: in all.
+    """Transitions of up to ``n`` steps, as `NStep` makes them.
 
-    As `NStep` says; the last of the T steps is no end, but nothing behind it is known: fewer steps are spanned there.
+    Those that begin in the first ``count`` of T steps of N environments; None: in all. The last of the T steps is no
+    end, but nothing behind it is known: fewer steps are spanned there.
     """
     T, N = steps["reward"].shape
     count = T if count is None else count
