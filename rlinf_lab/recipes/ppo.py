@@ -30,7 +30,7 @@ from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.policies import PolicyWeights, make_policy
 from rlinf_lab.policies.heads import Head
 from rlinf_lab.policies.leaves import Kind, leaves_of
-from rlinf_lab.recipes.config import SimulatedConfig, answering, greedily, pooled, real, trains_only, whole
+from rlinf_lab.recipes.config import SimulatedConfig, answering, greedily, real, trains_only, whole
 from rlinf_lab.recipes.described import described
 from rlinf_lab.recipes.fusing import as_rollout
 from rlinf_lab.recipes.schedules import linear
@@ -372,21 +372,6 @@ def _learner(flow: Workflow, config: PPOConfig, state: dict[str, Any] | None) ->
 
 
 shares = SimulatedConfig.shares
-
-
-def build_evaluation(config: PPOConfig, weights: PolicyWeights | None = None, episodes: int = 50) -> Workflow:
-    """A workflow of its own that evaluates a policy greedily, ``episodes`` each iteration. Without weights: the initial policy."""
-    flow = Workflow("ppo_evaluation")
-    obs, act = flow.channel("obs"), flow.channel("act", keyed=True)
-    simulator, policy = cell(flow, config, weights)
-
-    @flow.iteration
-    def iteration() -> Any:
-        result = simulator.evaluate(act, obs, episodes=episodes)
-        policy.act(obs, act, deterministic=True)
-        return pooled(result.wait())
-
-    return flow
 
 
 def cell(flow: Workflow, config: PPOConfig, weights: PolicyWeights | None, taken: int = 0, state: Any = None) -> tuple[WorkerHandle, WorkerHandle]:
