@@ -44,8 +44,8 @@ class TrainedPolicy:
             lines = [line.strip() for line in str(error).splitlines()]
             first = next((line for line in lines if "size mismatch" in line), lines[-1])
             raise ConfigError(
-                f"These weights are of another policy than {config.factory.id} has: {first} Next: the environment that "
-                "they were trained on."
+                f"These weights are of another policy than {config.factory.id} has: {first} Next: the environment and "
+                "the network that they were trained on."
             ) from error
         native = config.spec.native_action_space
         self._native = None if native is None else Native(native)

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 from rlinf_lab.errors import ConfigError, counted, shown
+from rlinf_lab.experiments.acting import TrainedPolicy
 from rlinf_lab.experiments.autoplan.phases import AutoPlan
 from rlinf_lab.experiments.autoplan.warming import warm_up
 from rlinf_lab.experiments.options import OPTIONS, Options
@@ -130,6 +131,8 @@ def resume(
     config, runner = with_runner(configured_again(recipe, kept, env, total_timesteps, settings), executor)
     check_memory(config, executor)
     check_source(kept, config, asked=env is not None)
+    if (env is not None or settings) and recipe.policy is TrainedPolicy:
+        TrainedPolicy(config, start.weights)  # refuses weights of another network; a language model is not read twice
     if runner is not None and "runner" not in settings:
         runner = replace(runner, why="as the run was begun")
     if config.updates <= start.iteration:

@@ -30,7 +30,7 @@ from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.policies import PolicyWeights, make_policy
 from rlinf_lab.policies.heads import Head
 from rlinf_lab.policies.leaves import Kind, leaves_of
-from rlinf_lab.recipes.config import SimulatedConfig, answering, greedily, pooled, real, trains_only, whole
+from rlinf_lab.recipes.config import SimulatedConfig, answering, greedily, real, trains_only, whole
 from rlinf_lab.recipes.described import described
 from rlinf_lab.recipes.fusing import as_rollout
 from rlinf_lab.recipes.schedules import linear
@@ -133,6 +133,7 @@ class PPOConfig(SimulatedConfig):
         self._require("n_steps", self.n_steps % (chunk or 1) == 0, f"a multiple of the chunk's size, {chunk}")
         samples = self.env_steps // (chunk or 1)
         what = "num_envs × n_steps" + (" / chunk_size" if chunk else "")
+        self._require("n_steps", samples >= 2, f"such that {what}, which is {samples}, is at least 2: advantages are normalised over them")
         self._require("batch_size", callable(self.batch_size) or self.batch_size <= samples, f"at most {what} = {samples}. Next: batch_size={samples}")
         self._require("per_action", not self.per_action or chunk is not None, "False where single actions are chosen")
         self._require_whole("critic_warmup", least=0)
@@ -371,21 +372,6 @@ def _learner(flow: Workflow, config: PPOConfig, state: dict[str, Any] | None) ->
 
 
 shares = SimulatedConfig.shares
-
-
-def build_evaluation(config: PPOConfig, weights: PolicyWeights | None = None, episodes: int = 50) -> Workflow:
-    """A workflow of its own that evaluates a policy greedily, ``episodes`` each iteration. Without weights: the initial policy."""
-    flow = Workflow("ppo_evaluation")
-    obs, act = flow.channel("obs"), flow.channel("act", keyed=True)
-    simulator, policy = cell(flow, config, weights)
-
-    @flow.iteration
-    def iteration() -> Any:
-        result = simulator.evaluate(act, obs, episodes=episodes)
-        policy.act(obs, act, deterministic=True)
-        return pooled(result.wait())
-
-    return flow
 
 
 def cell(flow: Workflow, config: PPOConfig, weights: PolicyWeights | None, taken: int = 0, state: Any = None) -> tuple[WorkerHandle, WorkerHandle]:

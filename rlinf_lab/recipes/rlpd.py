@@ -84,13 +84,19 @@ class RLPDConfig(SACConfig):
     def _offline(self) -> ReplayBuffer:
         """The transitions of ``data``, with draws of their own. `ConfigError` where they are of another environment."""
         data = recorded(self.data)
-        found = demonstrations(presented(data, self.spec) if isinstance(data, EpisodeSource) else data, reward=self.reward)
+        gamma: Any = self.gamma  # a number where there are several steps
+        over = None if self.n_steps == 1 else (self.n_steps, gamma)
+        found = demonstrations(presented(data, self.spec) if isinstance(data, EpisodeSource) else data, reward=self.reward, over=over)
         buffer = ReplayBuffer(len(found), seed=self.seed)
         transitions, spec = found.rows(found.order), self.spec
         buffer.add(transitions)
         row, one = buffer.rows(np.zeros(1, np.int64)), np.random.default_rng(0)
-        if "discount" in row:
+        if "discount" in row and over is None:
             raise ConfigError("RLPDConfig.data holds a discount, as transitions over several steps do; here each is over one. Next: add them without replay.NStep.")
+        if "discount" not in row and over is not None:
+            raise ConfigError(
+                f"RLPDConfig.data is a buffer of single steps, and n_steps is {self.n_steps}. Next: episodes, transitions of replay.NStep{over}, or n_steps=1."
+            )
         for part, space in (("obs", spec.observation_space), ("action", spec.action_space)):
             wanted = {name: leaf.shape[1:] for name, leaf in flat(sampled(space, one, 1)).items()}
             given = {name: leaf.shape[1:] for name, leaf in flat(row[part]).items()}

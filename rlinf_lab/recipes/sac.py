@@ -2,7 +2,7 @@
 
 The workflow of `rlinf_lab.recipes.off_policy` with twin critics and a temperature that is learnt.
 
-Source: Haarnoja et al., Soft Actor-Critic Algorithms and Applications (arXiv 1812.05905). Left out: returns over several steps, gSDE.
+Source: Haarnoja et al., Soft Actor-Critic Algorithms and Applications (arXiv 1812.05905). Left out: gSDE.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from rlinf_lab.errors import ConfigError, shown
 from rlinf_lab.replay.buffer import ReplayBuffer
 from rlinf_lab.replay.flat import Tree
+from rlinf_lab.replay.n_step import over_n_steps
 from rlinf_lab.trees import length, map_tree, rows
 
 NEEDED = {"obs", "action", "reward", "next_obs", "terminated"}
@@ -40,13 +41,14 @@ class _Played:
     final_obs: Any
 
 
-def demonstrations(data: Any, *, reward: str = "environment") -> ReplayBuffer:
+def demonstrations(data: Any, *, reward: str = "environment", over: tuple[int, float] | None = None) -> ReplayBuffer:
     """A buffer with the transitions of ``data``.
 
     That is a `ReplayBuffer`, the file of one, or episodes (`Recorded`), whose actions stay as they are.
 
     Of an episode without its final observation the last step is left out, unless the task ended with it. ``reward="success"``: of episodes that tell
-    (``success_T``) the reward is 1 in the step in which the task first succeeds, which ends them, and 0 before; a buffer's stay as they are. Raises
+    (``success_T``) the reward is 1 in the step in which the task first succeeds, which ends them, and 0 before; a buffer's stay as they are. ``over``: (n, gamma) of episodes' transitions over n steps,
+    see `NStep`; a buffer's stay as they are. Raises
     `ConfigError` for what holds no transitions or tells nothing about success, `FileNotFoundError`.
     """
     if isinstance(data, str) or (isinstance(data, os.PathLike) and not isinstance(data, Iterable)):  # which a data set on disk is, too
@@ -58,6 +60,8 @@ def demonstrations(data: Any, *, reward: str = "environment") -> ReplayBuffer:
     if not isinstance(data, Iterable):
         raise ConfigError(f"data={shown(data)}: a ReplayBuffer, the path of one, or episodes. Next: data=lab.collect(...).")
     parts = list(_episodes(data, reward == "success"))
+    if over is not None:
+        parts = [_over(part, *over) for part in parts]
     if not parts:
         raise ConfigError(f"data={shown(data)} has no transition. Next: record some episodes.")
     buffer = ReplayBuffer(sum(len(part["reward"]) for part in parts))
@@ -89,6 +93,11 @@ def _episodes(data: Iterable[Any], of_success: bool) -> Iterator[dict[str, Tree]
             raise ConfigError(f"data: number {number} is {shown(episode)}, and no recorded episode. Next: objects with obs_T, action_T, reward_T, …")
         if (found := _transitions(_until_success(episode, number) if of_success else episode)) is not None:
             yield found
+
+
+def _over(part: dict[str, Tree], n: int, gamma: float) -> dict[str, Tree]:
+    steps = map_tree(lambda leaf: leaf[:, None], part) | {"truncated": np.zeros((len(part["reward"]), 1), bool)}
+    return map_tree(lambda leaf: leaf[:, 0], over_n_steps(steps, n, gamma))
 
 
 def _until_success(episode: Recorded, number: int) -> Recorded:

@@ -23,6 +23,7 @@ from rlinf_lab.planning.costs import (
     fit_worker,
 )
 from rlinf_lab.planning.costs.base import REPEAT
+from rlinf_lab.planning.costs.batch import _affine, _errors
 from rlinf_lab.planning.costs.generation import _in_rounds, _starts
 from rlinf_lab.planning.costs.lengths import QUANTILES
 from rlinf_lab.planning.profile.profile import Lengths, ModelShape, Profile, Sample, WorkerProfile
@@ -63,6 +64,13 @@ def test_batch_is_positive_and_falls_with_fewer_items(rows: list[tuple[int, int,
     n = np.arange(1, 65)
     large, small = model.seconds(n, 512.0), model.seconds(n, 64.0)
     assert (small >= 0).all() and (large >= small - 1e-9).all() and np.isfinite(large).all()
+
+
+@given(st.lists(st.tuples(st.floats(0.01, 500), st.floats(0.01, 100)), min_size=2, max_size=6), st.booleans())
+def test_the_error_of_each_exponent_is_that_of_its_fit(rows: list[tuple[float, float]], with_fixed: bool) -> None:
+    x, t = np.array(rows).T
+    several = x ** np.array([[0.5], [0.8], [1.0]])
+    assert _errors(several, t, with_fixed) == pytest.approx([_affine(one, t, with_fixed)[2] for one in several], rel=1e-6, abs=1e-9)
 
 
 # --- generation ------------------------------------------------------------------------------------------

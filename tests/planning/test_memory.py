@@ -18,7 +18,7 @@ from random_profiles import chain, random_profile
 from sweeps import sweep
 
 from rlinf_lab.errors import PlanError
-from rlinf_lab.planning.engine.engine import Do, Engine, Event
+from rlinf_lab.planning.engine.engine import Engine
 from rlinf_lab.planning.engine.shared_memory import Overlaps
 from rlinf_lab.planning.forecast.forecast import forecast, graph_of
 from rlinf_lab.planning.placement.colocation import _halves, _too_many
@@ -196,37 +196,6 @@ def test_who_stays_has_those_leave_beside_whom_it_cannot_work(per_item: float, a
     assert most_gib(planned, timeline) <= 80
     comes = timeline.to_pandas().query("kind == 'onload' and worker == 'b' and iteration > 0")
     assert not len(comes), "it never left"
-
-
-def orders(engine: Engine, processes: list[int]) -> list[tuple[str, int]]:
-    """Who is moved when these have the device one after the other."""
-    found = []
-    for process in processes:
-        todo = engine.settle([(process, Event.START, 0, 1)])
-        while todo:
-            do, who, _, _ = todo.pop(0)
-            if do in (Do.OFFLOAD, Do.ONLOAD):
-                found.append((Do(do).name, who))
-                todo += engine.settle([(who, Event.OFFLOADED if do == Do.OFFLOAD else Event.ONLOADED, -1, 0)])
-        engine.settle([(process, Event.DONE, -1, 0)])
-    return found
-
-
-def test_who_stays_is_not_switched_out_and_a_cell_makes_room_for_all_of_it() -> None:
-    """Who stays takes no turn, so it is in nobody's way."""
-    engine = Engine(1, memory=1)
-    stays, first, second = (engine.add_process([0], size=size) for size in (0, 1, 1))
-    assert orders(engine, [stays, first, stays, second, stays, first]) == [
-        ("ONLOAD", stays), ("ONLOAD", first), ("OFFLOAD", first), ("ONLOAD", second), ("OFFLOAD", second), ("ONLOAD", first),
-    ]  # fmt: skip
-    engine = Engine(1, memory=2)
-    a, b, c, d = (engine.add_process([0], size=1, cell=cell) for cell in (0, 0, 1, 1))
-    assert orders(engine, [a, b, c, d]) == [
-        *(("ONLOAD", a), ("ONLOAD", b), ("OFFLOAD", a), ("OFFLOAD", b), ("ONLOAD", c), ("ONLOAD", d)),
-    ]
-    larger = Engine(1, memory=3)
-    a, b = (larger.add_process([0], size=2, cell=0) for _ in range(2))
-    assert orders(larger, [a, b, a]) == [("ONLOAD", a), ("OFFLOAD", a), ("ONLOAD", b), ("OFFLOAD", b), ("ONLOAD", a)], "no room for both: as without a cell"
 
 
 @pytest.mark.parametrize("order", ["abc", "bac"])

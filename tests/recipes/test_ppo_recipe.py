@@ -13,10 +13,11 @@ import torch
 
 from rlinf_lab.errors import ConfigError, RenamedError, UnknownNameError
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
-from rlinf_lab.policies import Flow, PolicyWeights
+from rlinf_lab.policies import Flow
 from rlinf_lab.policies.transformer import make_chunk_transformer
 from rlinf_lab.recipes.clone import CloneConfig
-from rlinf_lab.recipes.ppo import OLD_NAMES, PRESETS, PPOConfig, build, build_evaluation, pooled
+from rlinf_lab.recipes.config import pooled
+from rlinf_lab.recipes.ppo import OLD_NAMES, PRESETS, PPOConfig, build
 from rlinf_lab.recipes.schedules import linear
 from rlinf_lab.recipes.starting_policy import StartingPolicy
 from rlinf_lab.records import Episodes
@@ -68,6 +69,8 @@ def test_the_usual_batch_is_at_most_what_an_iteration_has(changes, size):
 def test_a_batch_that_was_asked_for_stays_and_the_largest_one_is_said():
     with pytest.raises(ConfigError, match=r"batch_size is 256; it must be at most .* = 128\. Next: batch_size=128"):
         PPOConfig.preset("CartPole-v1", num_envs=1, batch_size=256)
+    with pytest.raises(ConfigError, match="n_steps is 1; it must be such that num_envs × n_steps, which is 1, is at least 2"):
+        PPOConfig.preset("CartPole-v1", num_envs=1, n_steps=1)
     with pytest.raises(ConfigError, match="num_envs is '1'"):
         PPOConfig.preset("CartPole-v1", num_envs="1")
 
@@ -176,22 +179,6 @@ def test_an_advantage_and_a_loss_of_ones_own_are_used_by_name():
         dataclasses.replace(SMALL, advantage="grpo")
     with pytest.raises(UnknownNameError, match="Did you mean 'against'"):
         dataclasses.replace(SMALL, loss="againts")
-
-
-def test_saved_weights_are_evaluated_by_a_workflow_of_their_own(tmp_path):
-    path = tmp_path / "policy.safetensors"
-    config = PPOConfig(LineEnv, max_episode_steps=5, num_envs=4, n_steps=10, batch_size=10, save_to=str(path))
-    run(config, PLANS["temporal"], 1)
-    weights = PolicyWeights.load(path)
-    assert weights.version == 2
-    flow = build_evaluation(config, weights, episodes=8)
-    executor = LocalExecutor(flow, ExecutionPlan.temporal(flow, DEVICES))
-    executor.start()
-    try:
-        score = Session(executor).step()
-    finally:
-        executor.stop()
-    assert score["episodes"] == 8 and np.isfinite(score["return"])
 
 
 def test_a_run_goes_on_where_another_stopped():

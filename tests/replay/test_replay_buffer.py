@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
 from rlinf_lab.errors import ConfigError
-from rlinf_lab.replay import PrioritisedReplayBuffer, ReplayBuffer, symmetric_sample
+from rlinf_lab.replay import PrioritisedReplayBuffer, ReplayBuffer
 from rlinf_lab.replay.flat import flat, nested
 from rlinf_lab.replay.prioritised import SumTree
 
@@ -152,12 +152,3 @@ def test_priorities_decide_and_weights_undo_it():
     assert (np.bincount(buffer.sample(50_000).index_B, minlength=4)[0] / 50_000) == pytest.approx(4 / 13, abs=0.002)
     with pytest.raises(ConfigError, match="nan"):
         buffer.update(index, [1, 2, float("nan"), 3])
-
-
-def test_symmetric_sampling_takes_half_of_each():
-    online, offline = ReplayBuffer(50, seed=1), ReplayBuffer(50, seed=2)
-    offline.add(transitions(range(100, 120)))
-    assert (symmetric_sample(online, offline, 8)["obs"]["joints"][0] >= 100).all()
-    online.add(transitions(range(20)))
-    mixed = symmetric_sample(online, offline, 9, offline_share=1 / 3)
-    assert (mixed["obs"]["joints"][0] >= 100).tolist() == [False] * 6 + [True] * 3

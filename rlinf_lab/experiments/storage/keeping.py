@@ -24,18 +24,21 @@ if TYPE_CHECKING:
     from rlinf_lab.timeline.timeline import Timeline
 
 
-FIRST_S = 60.0  # the first checkpoint comes as early: a run that dies soon has something to go on from
+LEAST_S = 60.0  # between checkpoints, and before the first: what a run that dies soon loses
+SHARE = 0.01  # of the time may be spent in writing them; a replay buffer of gigabytes is written more seldom
 
 
 class Keeper:
-    """``folder``: None keeps nothing on disk. ``best``: the best evaluation so far, an earlier run's too."""
+    """``folder``: None keeps nothing on disk. ``minutes``: between checkpoints at most; None: none. ``best``: the best
+    evaluation so far, an earlier run's too.
+    """
 
     def __init__(self, folder: RunFolder | None, minutes: float | None, keep: int, best: Best | None = None) -> None:
         self.folder, self.keep = folder, keep
         self.seconds = None if minutes is None else 60 * minutes
         self.best = best
         self.asked = False  # for a checkpoint as soon as possible
-        self._due = time.monotonic() + min(FIRST_S, self.seconds or 0)
+        self._due = time.monotonic() + min(LEAST_S, self.seconds or 0)
         self.unwritten = ""  # what could not be written at the end, and why
         self._told = False
 
@@ -46,9 +49,11 @@ class Keeper:
     def checkpoint(self, snapshot: Snapshot, tables: Callable[[], tuple[pd.DataFrame, pd.DataFrame]]) -> None:
         """If one is due. ``tables``: metrics and samples."""
         if self.wants_state():
-            self._due, self.asked = time.monotonic() + (self.seconds or 0), False
+            self.asked, began = False, time.monotonic()
             self.attempt(lambda folder: folder.write_tables(*tables()))  # first: a resumed run drops rows too many
             self.attempt(lambda folder: self._write(folder, snapshot))
+            ended = time.monotonic()
+            self._due = ended + min(self.seconds or 0, max(LEAST_S, (ended - began) / SHARE))
 
     def evaluated(self, found: Evaluation, snapshot: Snapshot) -> None:
         """Keep the weights if they are the best so far."""

@@ -23,7 +23,7 @@ from rlinf_lab.algorithms import Moments
 from rlinf_lab.policies import PolicyWeights
 from rlinf_lab.policies.views import StateViews
 from rlinf_lab.records import Trajectory
-from rlinf_lab.replay import PrioritisedReplayBuffer, ReplayBuffer
+from rlinf_lab.replay import NStep, PrioritisedReplayBuffer, ReplayBuffer
 from rlinf_lab.trees import rows
 from rlinf_lab.workers.computing import without_denormals
 from rlinf_lab.workers.group import RankGroup
@@ -49,8 +49,9 @@ class OffPolicyLearner(TorchWorker):
     -1: as many as environment steps came, -20: twenty for each. Before ``learning_starts`` environment steps there are
     none. ``std_floor``: added to the deviations by which observations are divided. ``prioritised``: transitions are
     drawn by their temporal difference; weights correct for that, over the updates ever more. ``offline``: a buffer of
-    demonstrations, of which an ``offline_share`` of each minibatch is. ``state``: of another learner (`state_dict`), to
-    go on from. ``save_to``: safetensors file of the actor, written when the run ends.
+    demonstrations, of which an ``offline_share`` of each minibatch is. ``n_steps``: over how many rewards are summed
+    before a value follows; with more than 1 "gamma" is a number, and ``offline`` has discounts. ``state``: of another
+    learner (`state_dict`), to go on from. ``save_to``: safetensors file of the actor, written when the run ends.
     """
 
     def __init__(
@@ -67,6 +68,7 @@ class OffPolicyLearner(TorchWorker):
         prioritised: bool = False,
         offline: ReplayBuffer | None = None,
         offline_share: float = 0.5,
+        n_steps: int = 1,
         updates: int = 1,
         seed: int = 0,
         save_to: str | None = None,
@@ -77,6 +79,8 @@ class OffPolicyLearner(TorchWorker):
         self.batch_size, self.gradient_steps, self.learning_starts = batch_size, gradient_steps, learning_starts
         self.reward_scale, self.std_floor, self.prioritised = reward_scale, std_floor, prioritised
         self.buffer_size, self.offline, self.offline_share = buffer_size, offline, offline_share
+        gamma: Any = self.settings["gamma"]
+        self.n_step = None if n_steps == 1 else NStep(n_steps, gamma)
         self.env_steps = 0
         self._made: PolicyWeights | None = None
 
@@ -155,11 +159,11 @@ class OffPolicyLearner(TorchWorker):
         return Update(self._made, metrics)
 
     def _keep(self, received: list[Trajectory]) -> int:
-        """Put the transitions into the buffer. Returns how many."""
-        found = transitions(received)
-        count = len(found["reward"])
+        """Put the transitions into the buffer. Returns how many steps came."""
+        found = transitions(received, self.n_step)
+        count = sum(t.rows for t in received)
         self.env_steps += count
-        if count:
+        if len(found["reward"]):
             self.replay.add(found)
         if self.learnt.actor.normalised_size:
             self.moments = self.moments.update(self.learnt.actor.numbers(found["obs"]))
@@ -168,7 +172,8 @@ class OffPolicyLearner(TorchWorker):
 
     def _learn(self, steps: int) -> dict[str, float]:
         """So many gradient steps; means of what they found."""
-        if self.env_steps < self.learning_starts or not steps:
+        nothing = not len(self.replay) and self.offline is None  # what came may wait for what follows
+        if self.env_steps < self.learning_starts or not steps or nothing:
             return {"gradient_steps": float(self.learnt.count)}
         now = self.now()
         self.learnt.set_learning_rate(now["learning_rate"])
@@ -260,6 +265,7 @@ class OffPolicyLearner(TorchWorker):
             "moments": self.moments,
             "noise": self.noise.get_state(), "env_steps": self.env_steps,
             "offline_draws": None if self.offline is None else self.offline.draws,
+            "n_step": None if self.n_step is None else self.n_step.state_dict(),
         }  # fmt: skip
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -275,6 +281,8 @@ class OffPolicyLearner(TorchWorker):
         self.noise.set_state(state["noise"])
         if self.offline is not None and state["offline_draws"] is not None:
             self.offline.draws = state["offline_draws"]
+        if self.n_step is not None:
+            self.n_step.load_state_dict(state["n_step"])
 
     def close(self) -> None:
         if hasattr(self, "group"):

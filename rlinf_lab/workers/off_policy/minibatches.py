@@ -27,7 +27,7 @@ class Minibatch(NamedTuple):
     action: Tensor
     reward: Tensor
     discount: Tensor
-    """gamma, or 0 where the episode terminated"""
+    """gamma to the power of the steps that a transition spans, or 0 where the episode terminated"""
     next_obs: Any
     weight: Tensor | None
     """importance weights of a prioritised sample; None: all alike"""
@@ -82,7 +82,9 @@ class Minibatches:
             data = map_tree(lambda *leaves: _side_by_side(block, *leaves), *(sample.data for sample in drawn))
         tensors = map_tree(self._tensor, data)
         reward_R = tensors["reward"].float() * reward_scale
-        discount_R = gamma * (1.0 - tensors["terminated"].float())
+        discount_R = tensors.get("discount")  # of transitions over several steps
+        if discount_R is None:
+            discount_R = gamma * (1.0 - tensors["terminated"].float())
         weight_R = self._tensor(drawn[0].weight_B) if isinstance(self.online, PrioritisedReplayBuffer) else None
         index_R = drawn[0].index_B if sizes[0] else np.zeros(0, np.int64)
         for g in range(block):

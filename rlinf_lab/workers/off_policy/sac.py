@@ -9,7 +9,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from rlinf_lab.algorithms import critic_loss, sac_actor_loss, sac_target, temperature_loss
+from rlinf_lab.algorithms import critic_loss, polyak_update, sac_actor_loss, sac_target, temperature_loss
 from rlinf_lab.policies import Actor, QEnsemble
 from rlinf_lab.workers.off_policy.minibatches import Minibatch
 from rlinf_lab.workers.off_policy.sac_by_hand import Begun, ByHand, works_for
@@ -80,7 +80,7 @@ class SACStep(GradientStep):
             loss, log_prob = self._actor_step(batch, begun, noise_NBK[1], alpha, shared)
             found |= {"actor_loss": loss.detach(), "entropy": -log_prob}
         with torch.inference_mode():
-            self.targets.vector.lerp_(self.critics.vector, now["tau"])
+            polyak_update([self.targets.vector], [self.critics.vector], now["tau"])
         if batch.weight is not None:
             found["error"] = (q_KB.detach() - target_B).abs().mean(0)
         return found
