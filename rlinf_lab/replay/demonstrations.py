@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
+from gymnasium import spaces
 from numpy.typing import NDArray
 
 from rlinf_lab.errors import ConfigError, shown
@@ -44,7 +45,7 @@ class _Played:
 def demonstrations(data: Any, *, reward: str = "environment", over: tuple[int, float] | None = None) -> ReplayBuffer:
     """A buffer with the transitions of ``data``.
 
-    That is a `ReplayBuffer`, the file of one, or episodes (`Recorded`), whose actions stay as they are.
+    That is a `ReplayBuffer`, the file of one, or episodes (`Recorded`), whose actions are as policies choose them.
 
     Of an episode without its final observation the last step is left out, unless the task ended with it. ``reward="success"``: of episodes that tell
     (``success_T``) the reward is 1 in the step in which the task first succeeds, which ends them, and 0 before; a buffer's stay as they are. ``over``: (n, gamma) of episodes' transitions over n steps,
@@ -59,6 +60,11 @@ def demonstrations(data: Any, *, reward: str = "environment", over: tuple[int, f
         data = [data]
     if not isinstance(data, Iterable):
         raise ConfigError(f"data={shown(data)}: a ReplayBuffer, the path of one, or episodes. Next: data=lab.collect(...).")
+    if _has_own_units(getattr(getattr(data, "spec", None), "action_space", None)):
+        raise ConfigError(
+            f"data={shown(data)} has actions in its environment's own units, {data.spec.action_space}, and a buffer holds what policies choose, in [-1, 1]. "  # type: ignore[attr-defined]
+            "Next: lab.train('rlpd', env, data=...) with the episodes themselves, or lab.datasets.presenting.presented(data, env)."
+        )
     parts = list(_episodes(data, reward == "success"))
     if over is not None:
         parts = [_over(part, *over) for part in parts]
@@ -68,6 +74,13 @@ def demonstrations(data: Any, *, reward: str = "environment", over: tuple[int, f
     for part in parts:
         buffer.add(part)
     return buffer
+
+
+def _has_own_units(space: Any) -> bool:
+    """Whether a Box in it is bounded by other numbers than -1 and 1."""
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        return any(map(_has_own_units, space.values() if isinstance(space, spaces.Dict) else space))
+    return isinstance(space, spaces.Box) and space.is_bounded() and not ((space.low == -1).all() and (space.high == 1).all())
 
 
 def _file(path: Path) -> Path:
