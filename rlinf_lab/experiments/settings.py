@@ -82,9 +82,7 @@ def with_runner(config: Any, executor: str | None = None) -> tuple[Any, Runner |
 
 
 def check_memory(config: Any, executor: str | None) -> None:
-    """Says beforehand what will not fit into memory, where a recipe knows; with ``executor`` "ray" workers may live
-    elsewhere.
-    """
+    """Says beforehand what will not fit into memory, where a recipe knows. With "ray" workers may live elsewhere."""
     if hasattr(config, "require_memory"):
         config.require_memory(elsewhere=executor == "ray")
 

@@ -181,7 +181,7 @@ class OffPolicyConfig(SimulatedConfig):
 
 
 def _bytes(space: Space) -> list[int]:
-    """Of each leaf of one value, as a buffer keeps it: numbers are in single precision at most."""
+    """Of each leaf of one value in a buffer. Numbers are in single precision at most there."""
     return [leaf.nbytes // (2 if leaf.dtype == np.float64 else 1) for leaf in leaves(empty(space))]
 
 
