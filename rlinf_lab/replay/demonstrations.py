@@ -60,9 +60,10 @@ def demonstrations(data: Any, *, reward: str = "environment", over: tuple[int, f
         data = [data]
     if not isinstance(data, Iterable):
         raise ConfigError(f"data={shown(data)}: a ReplayBuffer, the path of one, or episodes. Next: data=lab.collect(...).")
-    if _has_own_units(getattr(getattr(data, "spec", None), "action_space", None)):
+    space = getattr(getattr(data, "spec", None), "action_space", None)
+    if _has_own_units(space):
         raise ConfigError(
-            f"data={shown(data)} has actions in its environment's own units, {data.spec.action_space}, and a buffer holds what policies choose, in [-1, 1]. "  # type: ignore[attr-defined]
+            f"data={shown(data)} has actions in its environment's own units, {space}, and a buffer holds what policies choose, in [-1, 1]. "
             "Next: lab.train('rlpd', env, data=...) with the episodes themselves, or lab.datasets.presenting.presented(data, env)."
         )
     parts = list(_episodes(data, reward == "success"))
