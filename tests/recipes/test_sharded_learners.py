@@ -46,7 +46,8 @@ def test_shards_learn_what_one_rank_learns_also_when_switched_out_and_after_a_ch
     with lab.session(flow, plan_of(flow, 2, **memory), executor="processes", emulate=True) as session:
         several = [session.step() for _ in range(2)]
         shared = session.step("state")
-        assert {"onload", "offload"} <= {s.name for s in session.timeline.rows() if s.track.worker == "learner"}
+    # after the end: while it goes on, what other processes recorded comes a tenth of a second later
+    assert {"onload", "offload"} <= {s.name for s in session.timeline.rows() if s.track.worker == "learner"}
     for a, b in zip(one, several, strict=True):
         assert a.keys() == b.keys() and b["value_loss"] == pytest.approx(a["value_loss"], rel=1e-3)
     same(alone["weights"], shared["weights"])
