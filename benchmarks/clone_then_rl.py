@@ -26,8 +26,8 @@ from harness import Case
 from kept import ONLY_KEPT, Kept
 
 import rlinf_lab as lab
-from rlinf_lab.experiments.evaluation import wilson
 from rlinf_lab.policies import Flow
+from rlinf_lab.records import wilson
 
 TASKS = {"push": "envpool/MetaWorld/Push-v3", "pick-place": "envpool/MetaWorld/PickPlace-v3"}
 SEEDS = (0, 1, 2)

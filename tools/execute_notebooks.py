@@ -12,6 +12,7 @@ from pathlib import Path
 import nbformat
 import papermill
 
+ROOT = Path(__file__).resolve().parents[1]
 NOTES = ("papermill", "widgets")
 
 
@@ -25,6 +26,8 @@ def execute(path: Path) -> None:
             cell.metadata.pop(note, None)
         cell.metadata.pop("tags", None) if not cell.metadata.get("tags") else None
         for output in cell.get("outputs", []):
+            if "text" in output:  # a traceback says where the project lies
+                output["text"] = output["text"].replace(f"{ROOT}/", "")
             if "image/svg+xml" in output.get("data", {}):  # the same picture once more
                 output.data.pop("text/html", None)
     book.cells[-1].metadata["jupyter"] = {"source_hidden": True}

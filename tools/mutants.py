@@ -4,10 +4,11 @@
 
 A mutant is one change of one expression or statement (`any` for `all`, an off-by-one, a dropped term, a missing reset).
 It runs in a copy of the working tree against tests that call its function, and is killed by the first one that fails,
-or hangs. Which tests call what is measured once, in one run of the tests of those rooms (`--calls FILE` keeps it); the
-nearest come first: an oracle of that part of the room, files that import the module, the rest, for so many seconds.
-What survives is a test that is missing, or a change that changes nothing: look at each. (Mutation testing: DeMillo,
-Lipton, Sayward 1978.)
+or hangs. Which tests call what is measured once, in one run of the daily suite (`--calls FILE` keeps it); the nearest
+come first: an oracle of that part of the room, files that import the module, the rest, for so many seconds. What
+survives them meets all others that call it, and, where it is of `runtime`, those that start Ray. What survives that is
+a test that is missing, or a change that changes nothing: look at each. (Mutation testing: DeMillo, Lipton, Sayward
+1978.)
 
     python tools/mutants.py --at rlinf_lab/planning/engine/matching.py:183     # every change of that line
 """
@@ -41,7 +42,8 @@ SWAPPED: dict[type, type] = {
 }  # fmt: skip
 RENAMED = {"all": "any", "any": "all", "min": "max", "max": "min"}
 MOST_FILES = 5  # of tests that import the module are near it
-TESTS_S = 90  # of tests, as measured, for one mutant
+TESTS_S = 90  # of tests, as measured, for one mutant at first
+ALL_S = 1800  # and then
 ORACLES = [
     ("planning.engine", "planning/test_parity.py"), ("planning.simulator", "planning/test_parity.py"), ("planning.simulator", "planning/test_under_way.py"),
     ("planning.search", "planning/test_search_optimality.py"), ("planning.fit", "planning/test_habits_of_workers.py"),
@@ -55,9 +57,11 @@ ORACLES = [
     ("planning.engine.queue_order", "runtime/test_weights_and_orders.py"), ("runtime.profiling.profiler", "workers/test_shared_weights.py"),
     ("runtime.executors", "runtime_ray/test_private_ray.py"),
 ]  # fmt: skip
-LIMIT_S = 240  # the tests of one mutant; longer is a hang
+LIMIT_S = 900  # the tests of one mutant; longer is a hang
 HANGS_S = 120  # so is one test that takes so long
 QUICK = "not slow and not long and not ray and not browser and not gpu and not vllm and not lerobot and not warp"
+OF_RAY = "ray and " + QUICK.replace("not ray and ", "")
+READS_THE_SOURCE = ("architecture", "browser", "notebooks", "benchmarks", "cli", "demo")  # a mutant's file is written anew, so they would fail, or take long
 
 
 def mutants_of(tree: ast.Module) -> Iterator[tuple[str, ast.AST, str, Any]]:
@@ -148,10 +152,9 @@ def nearest(module: str, tests: dict[Path, set[str]]) -> list[Path]:
 class Calls:
     """Which tests call which function, and their seconds: measured once. (As a plugin of pytest, this file writes it.)"""
 
-    def __init__(self, at: Path, rooms: list[str]) -> None:
+    def __init__(self, at: Path) -> None:
         if not at.exists():
-            folders = [str(folder) for room in rooms for folder in (ROOT / "tests").glob(f"{room}*")]
-            folders += [f"tests/{file}" for _, file in ORACLES if not file.startswith(tuple(rooms))]
+            folders = [str(p) for p in sorted((ROOT / "tests").iterdir()) if p.is_dir() and p.name not in (*READS_THE_SOURCE, "__pycache__")]
             environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tools'}", "OMP_NUM_THREADS": "1", "MUTANTS_CALLS": str(at)}
             command = [sys.executable, "-m", "pytest", "-p", "mutants", "-q", "-n", "2", "--timeout", str(HANGS_S), "-m", QUICK, *folders]
             subprocess.run(command, cwd=ROOT, env=environment, check=False)
@@ -162,15 +165,20 @@ class Calls:
             for function in called:
                 self.tests[function].append(test)
 
-    def chosen(self, function: str, near: list[Path]) -> list[str]:
-        """Tests that call it, those of near files first, and short ones, for `TESTS_S`; near files, where none is known to."""
+    def chosen(self, function: str, near: list[Path], seconds: float = TESTS_S) -> list[str]:
+        """Tests that call it, those of near files first, and short ones, for so long; near files, where none is known to."""
         order = {str(path.relative_to(ROOT)): i for i, path in enumerate(near)}
         found, spent = list[str](), 0.0
         for test in sorted(self.tests[function], key=lambda t: (order.get(t.partition("::")[0], len(order)), self.seconds[t])):
-            if spent + self.seconds[test] <= TESTS_S and (ROOT / test.partition("::")[0]).exists():
+            if spent + self.seconds[test] <= seconds and (ROOT / test.partition("::")[0]).exists():
                 spent += self.seconds[test]
                 found.append(test)
         return found or list(order)
+
+    def others(self, function: str, near: list[Path]) -> list[str]:
+        """All the rest of the tests that call it."""
+        tried = set(self.chosen(function, near))
+        return [test for test in self.chosen(function, near, ALL_S) if test not in tried]
 
 
 @pytest.hookimpl(hookwrapper=True)
@@ -208,8 +216,8 @@ def mutated(text: str, number: int) -> str:
     return ast.unparse(ast.fix_missing_locations(tree))
 
 
-def verdict(copy_of: Path, tests: list[str]) -> str:
-    options = ["-x", "-q", "-p", "no:cacheprovider", "--no-header", "--timeout", str(HANGS_S), "-m", QUICK]
+def verdict(copy_of: Path, tests: list[str], marked: str = QUICK) -> str:
+    options = ["-x", "-q", "-p", "no:cacheprovider", "--no-header", "--timeout", str(HANGS_S), "-m", marked]
     command = [sys.executable, "-m", "pytest", *options, *tests]
     environment = {**os.environ, "PYTHONPATH": str(copy_of), "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
     try:
@@ -217,11 +225,16 @@ def verdict(copy_of: Path, tests: list[str]) -> str:
     except subprocess.TimeoutExpired:
         return "killed: hangs"
     if "ERROR: not found:" in done.stdout + done.stderr:
-        return verdict(copy_of, list(dict.fromkeys(test.partition("::")[0] for test in tests)))  # renamed since they were measured
+        return verdict(copy_of, list(dict.fromkeys(test.partition("::")[0] for test in tests)), marked)  # renamed since they were measured
     if done.returncode in (0, 5):  # passed, or nothing of it is quick
         return "SURVIVED"
     failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
     return f"killed: {failed[0].split(' - ')[0] if failed else done.stdout[-200:]}"
+
+
+def with_ray(file: Path) -> list[str]:
+    """Folders of tests that start it: what its processes do is not seen when calls are measured."""
+    return ["tests/runtime_ray", "tests/runtime"] if "runtime" in file.parts else []
 
 
 def main() -> None:
@@ -239,7 +252,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         there = Path(folder) / "tree"
         shutil.copytree(ROOT, there, ignore=shutil.ignore_patterns(".git", ".venv*", ".mypy_cache", "runs", "__pycache__"), symlinks=True)
-        calls = Calls(given.calls or Path(folder) / "calls.jsonl", given.rooms)
+        calls = Calls(given.calls or Path(folder) / "calls.jsonl")
         killed, total, all_of_them = 0, 0, list(every(given.rooms))
         drawn = random.Random(given.seed).sample(all_of_them, min(given.count, len(all_of_them)))
         at = [one for one in all_of_them if f"{one[0].relative_to(ROOT)}:{one[2]}" in given.at]
@@ -248,8 +261,11 @@ def main() -> None:
                 continue
             file, text = path.relative_to(ROOT), path.read_text()
             (there / file).write_text(mutated(text, number))
-            chosen = calls.chosen(f"{file}:{function}", nearest(".".join(file.with_suffix("").parts), tests))
-            said = verdict(there, chosen) if chosen else "SURVIVED (no test imports it)"
+            called, near = f"{file}:{function}", nearest(".".join(file.with_suffix("").parts), tests)
+            said = "SURVIVED (no test imports it)"
+            for chosen, marked in ((calls.chosen(called, near), QUICK), (calls.others(called, near), QUICK), (with_ray(file), OF_RAY)):
+                if chosen and said.startswith("SURVIVED"):
+                    said = verdict(there, chosen, marked)
             (there / file).write_text(text)
             total, killed = total + 1, killed + said.startswith("killed")
             print(f"{n:3} {file}:{line} {what}: {said}", flush=True)

@@ -25,7 +25,7 @@ from rlinf_lab.trees import Tree, assign, map_tree
 from rlinf_lab.vecenv import EnvSpec, checked_actions
 from rlinf_lab.vecenv.loop import described
 from rlinf_lab.vecenv.registry import GROUP
-from rlinf_lab.vecenv.spaces import Native, empty, presented_action, presented_observation
+from rlinf_lab.vecenv.spaces import Native, empty, presented_action, presented_observation, truths
 
 NEEDS = "rlinf-lab[envpool]"
 _OURS = ("num_envs", "batch_size", "num_threads", "seed", "env_seed", "max_episode_steps", "max_num_players")  # what the vector itself says
@@ -86,8 +86,8 @@ class EnvPoolVecEnv:
             first, told = self._pool.reset(ended)
             obs_N = map_tree(np.copy, final_N)
             assign(obs_N, told["env_id"], first)  # in an order of its own
-        success = info.get("success")
-        return EnvStep(obs_N, reward_N.astype(np.float32), terminated_N, truncated_N, None if success is None else success.astype(bool), final_N)
+        success_N = truths(info["success"], f"{self.spec.id}: info['success']") if "success" in info else None
+        return EnvStep(obs_N, reward_N.astype(np.float32), terminated_N, truncated_N, success_N, final_N)
 
     def _make(self, seed: int) -> None:
         self.close()

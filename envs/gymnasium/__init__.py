@@ -163,12 +163,12 @@ class GymnasiumEnv:
                 f"Next: return observation, reward, terminated, False, {{}}."
             )
         observation, reward, terminated, truncated, info = given
-        success = info.get("is_success", info.get("success")) if info else None
+        told = [info[name] for name in ("is_success", "success") if info.get(name) is not None] if info else []
         try:
-            return Outcome(observation, float(reward), bool(terminated), bool(truncated), None if success is None else bool(success))
+            return Outcome(observation, float(reward), bool(terminated), bool(truncated), told[0] if told else None)
         except (TypeError, ValueError) as error:
-            told = {"reward": reward, "terminated": terminated, "truncated": truncated, "success": success}
-            raise EnvError(f"{self._maker.id}: step() gave {shown(told, 200)}; one number and two truth values are needed. {said(error)}.") from error
+            gave = {"reward": reward, "terminated": terminated, "truncated": truncated}
+            raise EnvError(f"{self._maker.id}: step() gave {shown(gave, 200)}; one number and two truth values are needed. {said(error)}.") from error
 
     def render(self) -> NDArray[np.uint8] | None:
         """A picture; None where this machine cannot draw.
@@ -304,7 +304,7 @@ def _walk(env: GymnasiumEnv, actions_T: Any, steps: range) -> list[NDArray]:
     for t in steps:
         outcome = env.step(rows(actions_T, t))
         seen += [np.copy(leaf) for leaf in leaves(outcome.obs)]
-        seen.append(np.array([outcome.reward, outcome.terminated, outcome.truncated, outcome.success is True]))
+        seen.append(np.array([outcome.reward, outcome.terminated, outcome.truncated, bool(outcome.success)]))
         if outcome.terminated or outcome.truncated or t == steps[len(steps) // 2]:
             seen += [np.copy(leaf) for leaf in leaves(env.reset(None))]
     return seen

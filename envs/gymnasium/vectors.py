@@ -21,10 +21,18 @@ from numpy.typing import NDArray
 
 from rlinf_lab.errors import EnvError, shown
 from rlinf_lab.records import EnvStep
-from rlinf_lab.trees import Tree, assign, map_tree, rows
+from rlinf_lab.trees import Tree, map_tree, rows
 from rlinf_lab.vecenv import EnvSpec, checked_actions
 from rlinf_lab.vecenv.loop import described
-from rlinf_lab.vecenv.spaces import Native, empty, presented_action, presented_observation
+from rlinf_lab.vecenv.spaces import (
+    Native,
+    empty,
+    presented_action,
+    presented_observation,
+    require_fit,
+    truths,
+    write_one,
+)
 
 
 class GymnasiumVector:
@@ -69,6 +77,7 @@ class GymnasiumVector:
             for space, target, given in _parts(self.spec.observation_space, kept, obs):
                 if np.shape(given) != target.shape:
                     raise EnvError(f"{self.spec.id}: observations have the shape {np.shape(given)}; {target.shape} is needed for {self.num_envs} × {space}.")
+                require_fit(np.asarray(given), target.dtype, f"{self.spec.id}: its observation")
                 target[...] = given
         except (KeyError, TypeError, ValueError) as error:
             raise EnvError(f"{self.spec.id}: its observations {shown(obs)} are not of {self.spec.observation_space}: {error}.") from error
@@ -83,19 +92,22 @@ class GymnasiumVector:
             )
         final_N = map_tree(np.copy, obs_N)
         for i in np.flatnonzero(done_N).tolist():
-            assign(final_N, i, given[i] if isinstance(given, np.ndarray) else rows(given, i))
+            write_one(final_N, i, rows(given, i), self.spec.id, self.spec.observation_space, "final observation")
         return final_N
 
     def _success(self, infos: dict[str, Any], done_N: NDArray) -> NDArray[np.bool_] | None:
         """The signal of each environment; of one whose episode ended, that of its last step."""
         found = None
         for source in (infos, infos.get("final_info")):
-            for name in ("is_success", "success"):
+            for name in ("success", "is_success"):  # the second counts where both are told
                 if isinstance(source, dict) and name in source:
+                    given = np.asarray(source[name])
                     told = np.asarray(source.get(f"_{name}", np.ones(self.num_envs, bool)), bool)
                     told = told & (done_N if source is not infos else True)
+                    if given.dtype == object:
+                        told &= np.array([value is not None for value in given])
                     found = np.zeros(self.num_envs, bool) if found is None else found
-                    found[told] = np.asarray(source[name], bool)[told]
+                    found[told] = truths(given[told].tolist(), f"{self.spec.id}: infos[{name!r}]")
         return found
 
     def render(self) -> NDArray[np.uint8] | None:

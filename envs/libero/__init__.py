@@ -120,7 +120,7 @@ class LiberoEnv:
 
     def step(self, action: NDArray) -> Outcome:
         observation, reward, done, _ = self._env.step(action.tolist())
-        return Outcome(self._seen(observation), float(reward), bool(done), False, bool(done))
+        return Outcome(self._seen(observation), float(reward), bool(done), False, done)
 
     def _seen(self, observation: dict[str, NDArray]) -> dict[str, NDArray]:
         self._picture = np.ascontiguousarray(observation["agentview_image"][::-1])

@@ -177,7 +177,7 @@ class ManiSkillEnv:
         action_A = action_A.astype(np.float32)  # a copy
         self.record(action_A)
         observation, reward, _, _, info = self._env.step(action_A)
-        return Outcome(_row(observation), float(reward), False, False, bool(info["success"]) if "success" in info else None)
+        return Outcome(_row(observation), float(reward), False, False, info.get("success"))
 
     def render(self) -> NDArray[np.uint8] | None:
         return _row(self._env.render()) if self._draws else None

@@ -73,7 +73,7 @@ class MetaWorldEnv:
     def step(self, action_A: NDArray) -> Outcome:
         # The simulator refuses to step beyond its own limit of 500; the vector's limit is what ends an episode.
         observation, reward, _, truncated, info = self._env.step(action_A)
-        return Outcome(observation, float(reward), False, bool(truncated), bool(info["success"]))
+        return Outcome(observation, float(reward), False, bool(truncated), info["success"])
 
     def render(self) -> NDArray[np.uint8] | None:
         return np.ascontiguousarray(self._env.render()[::-1]) if self._draws else None

@@ -17,7 +17,7 @@ from rlinf_lab.algorithms.groups import (
     reinforce_pp_baseline,
     rloo,
 )
-from rlinf_lab.algorithms.imitation import clone_loss, dagger_beta, dagger_mix, regression_loss
+from rlinf_lab.algorithms.imitation import clone_loss, dagger_beta, dagger_mix
 from rlinf_lab.algorithms.importance import mismatch, truncated_importance
 from rlinf_lab.algorithms.kl import adapted_kl_coefficient, exceeds_target_kl, kl_estimate, kl_penalised_returns
 from rlinf_lab.algorithms.moments import Moments
@@ -35,6 +35,7 @@ from rlinf_lab.algorithms.off_policy import (
 from rlinf_lab.algorithms.ppo import (
     PolicyLoss,
     PPOLoss,
+    asks_for_proximal,
     decoupled_policy_loss,
     policy_loss,
     ppo_loss,
@@ -51,6 +52,7 @@ __all__ = [
     "adapted_kl_coefficient",
     "advantage",
     "aggregate",
+    "asks_for_proximal",
     "clone_loss",
     "count_of",
     "critic_loss",
@@ -73,7 +75,6 @@ __all__ = [
     "policy_loss",
     "polyak_update",
     "ppo_loss",
-    "regression_loss",
     "reinforce_loss",
     "reinforce_pp",
     "reinforce_pp_baseline",

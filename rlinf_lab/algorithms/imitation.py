@@ -18,16 +18,6 @@ def clone_loss(log_prob: Tensor, mask: Tensor | None = None) -> Tensor:
     return -aggregate(log_prob, mask)
 
 
-def regression_loss(action_BA: Tensor, expert_BA: Tensor, mask_B: Tensor | None = None, *, absolute: bool = False) -> Tensor:
-    """Behaviour cloning of a deterministic policy: mean square (or absolute) error of an action's number.
-
-    Any shape whose last axis is A; padded steps of action chunks are masked. The absolute error is ACT's
-    (Zhao et al., arXiv 2304.13705, algorithm 1).
-    """
-    error = action_BA - expert_BA
-    return aggregate((error.abs() if absolute else error.square()).mean(-1), mask_B)
-
-
 def dagger_beta(iteration: int, *, decay: float = 0.0) -> float:
     """Probability with which the expert acts in this iteration: ``decay ** iteration``; 0⁰ is 1. Experimental.
 
@@ -39,13 +29,9 @@ def dagger_beta(iteration: int, *, decay: float = 0.0) -> float:
     return float(decay**iteration)
 
 
-def dagger_mix(learner_BA: NDArray, expert_BA: NDArray, beta: float, rng: np.random.Generator) -> tuple[NDArray, NDArray[np.bool_]]:
-    """The actions to take, and which of them are the expert's (shape B).
+def dagger_mix(learner_B: NDArray, expert_B: NDArray, beta: float, coin_B: NDArray[np.floating]) -> NDArray:
+    """The actions to take: the expert's where a row's coin is less than ``beta``.
 
-    Each row tosses a coin of its own. Experimental.
-
-    The *labels* are the expert's actions for all rows, whoever acted. Source: Ross et al. (arXiv 1011.0686).
+    Coins are uniform in [0, 1). The *labels* are the expert's actions for all rows, whoever acted. Source: Ross et al., DAgger (arXiv 1011.0686), section 3.3.
     """
-    expert_B = rng.random(len(learner_BA)) < beta
-    chosen = expert_B.reshape(-1, *[1] * (learner_BA.ndim - 1))
-    return np.where(chosen, expert_BA, learner_BA), expert_B
+    return np.where((coin_B < beta).reshape(-1, *[1] * (np.ndim(learner_B) - 1)), expert_B, learner_B)

@@ -8,6 +8,7 @@ is not clipped unless asked for: Andrychowicz et al. (arXiv 2006.05990, section 
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -79,9 +80,12 @@ def policy_loss(
     """
     if dual_clip is not None and not dual_clip > 1.0:
         raise ConfigError(f"policy_loss(dual_clip={shown(dual_clip)}): greater than 1, such as 3.")
-    log_ratio = log_prob - old_log_prob
-    if mask is not None:  # padding may hold anything, and exp() of it
-        log_ratio = torch.where(mask > 0, log_ratio, 0.0)
+
+    def told(x: Tensor) -> Tensor:
+        """Without padding, which may hold anything: zero times what is not finite is no zero."""
+        return x if mask is None else torch.where(mask > 0, x, 0.0)
+
+    log_ratio, advantage = told(log_prob - old_log_prob), told(advantage)
     ratio = log_ratio.exp()
     low, high = (0.0, float("inf")) if clip is None else (1.0 - clip, 1.0 + (clip if clip_high is None else clip_high))
     objective = ratio * advantage
@@ -90,11 +94,11 @@ def policy_loss(
     if dual_clip is not None:
         objective = torch.where(advantage < 0, torch.maximum(objective, dual_clip * advantage), objective)
     if weight is not None:
-        objective = weight * objective
+        objective = told(weight) * objective
     total = -aggregate(objective, mask, aggregation, constant=constant, denominator=denominator)
     reference_kl = total.new_zeros(())
     if reference_log_prob is not None:
-        x = kl_estimate(log_prob, reference_log_prob, kl_estimator)
+        x = kl_estimate(told(log_prob), told(reference_log_prob), kl_estimator)
         penalty = aggregate(x, mask, aggregation, constant=constant, denominator=denominator)
         total = total + kl_coefficient * penalty
         reference_kl = aggregate(x.detach(), mask)
@@ -124,7 +128,7 @@ def decoupled_policy_loss(
     advantage: Tensor,
     mask: Tensor | None = None,
     *,
-    proximal_log_prob: Tensor | None = None,
+    proximal_log_prob: Tensor,
     weight_cap: float = 5.0,
     **options: object,
 ) -> PolicyLoss:
@@ -132,13 +136,18 @@ def decoupled_policy_loss(
 
     It clips around a recent policy, and weights back to the one that acted.
 
-    ``proximal_log_prob``: of the weights before this update (the default: the current ones, without a gradient).
-    The weight ``π_proximal / π_behaviour`` is truncated at ``weight_cap``. Sources: Hilton et al. (arXiv 2110.00641);
-    Fu et al., AReaL (arXiv 2505.24298), the decoupled objective. Other ``options`` are those of `policy_loss`.
+    ``proximal_log_prob``: of the weights before this update, without a gradient. With the current ones in their place
+    nothing would ever be clipped, and no divergence be seen. The weight ``π_proximal / π_behaviour`` is truncated at
+    ``weight_cap``. Sources: Hilton et al. (arXiv 2110.00641); Fu et al., AReaL (arXiv 2505.24298), the decoupled
+    objective. Other ``options`` are those of `policy_loss`.
     """
-    near = log_prob.detach() if proximal_log_prob is None else proximal_log_prob
-    weight = truncated_importance(near, behaviour_log_prob, cap=weight_cap)
-    return policy_loss(log_prob, near, advantage, mask, **{**options, "weight": weight})
+    weight = truncated_importance(proximal_log_prob, behaviour_log_prob, cap=weight_cap)
+    return policy_loss(log_prob, proximal_log_prob, advantage, mask, **{**options, "weight": weight})
+
+
+def asks_for_proximal(of_policy: Callable[..., PolicyLoss]) -> bool:
+    """Whether a loss takes ``proximal_log_prob``: log-probabilities under the weights before the update."""
+    return "proximal_log_prob" in inspect.signature(of_policy).parameters
 
 
 def ppo_loss(

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlinf_lab.algorithms.ppo import PolicyLoss
+from rlinf_lab.algorithms.ppo import PolicyLoss, asks_for_proximal
 from rlinf_lab.algorithms.registry import Entry, Registry, advantage, loss
 from rlinf_lab.errors import ConfigError, said, shown
 
@@ -27,11 +27,18 @@ def tried_loss(name: str | Callable[..., Any], **options: Any) -> Entry:
     `UnknownNameError`.
     """
     entry = loss.get(name)
+    proximal = asks_for_proximal(entry.function)
+    if proximal and options:
+        raise ConfigError(
+            f"loss {entry.name!r} takes proximal_log_prob, which updates from environments compute and those of tokens do not. "
+            "Next: loss='ppo' with correction='decoupled'."
+        )
     if entry.is_ours:
         return entry
     log_prob = torch.tensor([[-1.0, -0.5, -2.0], [-0.7, -1.5, -0.9]], requires_grad=True)
     old, weight = log_prob.detach() - 0.1, torch.tensor([[1.0, -1.0, 0.5], [-0.5, 2.0, 1.0]])
     mask = torch.ones_like(old, dtype=torch.bool) if options else None
+    options |= {"proximal_log_prob": old} if proximal else {}
     found = _called(loss, entry, log_prob, old, weight, mask, clip=0.2, clip_high=None, dual_clip=None, **options)
     odd = [f for f in FIELDS if not isinstance(getattr(found, f, None), Tensor) or getattr(found, f).numel() != 1]
     if odd:

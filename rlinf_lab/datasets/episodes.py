@@ -28,7 +28,7 @@ class Episode:
     obs_T: Tree
     """what was acted on"""
     action_T: Tree
-    """as an environment takes it, see `vecenv.VecEnv.step`"""
+    """in the units of `DataSpec.action_space`"""
     reward_T: NDArray[np.float32]
     terminated: bool
     """the task ended with the last step"""
@@ -105,7 +105,7 @@ class DataSpec:
     observation_space: Space
     """of one observation"""
     action_space: Space
-    """of one action: as a policy acts (of a bounded Box in [-1, 1]) or as the simulator has it, see `presenting`"""
+    """of one action, in the environment's own units, such as Box(-2, 2); `presenting` makes of it what a policy sees, Box(-1, 1)"""
     env: str | None = None
     """id of the environment; None: not known, or no simulator's"""
     max_episode_steps: int | None = None
@@ -227,11 +227,19 @@ class EpisodeList(EpisodeSource):
         return np.array([len(e) for e in self.episodes], np.int64)
 
     def __add__(self, other: EpisodeSource) -> EpisodeList:
-        """Both, one after another. `ConfigError` where their spaces differ."""
+        """Both, one after another. `ConfigError` where spaces or ``fps`` differ.
+
+        Environment, limit of steps and who acted are those of both; where they differ they are not known of the whole.
+        """
         mine, theirs = self.spec, other.spec
-        if (mine.observation_space, mine.action_space) != (theirs.observation_space, theirs.action_space):
-            raise ConfigError(f"These data sets have different spaces: {mine!r} and {theirs!r}.")
-        return EpisodeList(mine, [*self.episodes, *other])
+        if (mine.observation_space, mine.action_space, mine.fps) != (theirs.observation_space, theirs.action_space, theirs.fps):
+            raise ConfigError(f"These data sets have different spaces or steps a second: {mine!r}, {mine.fps:g} fps, and {theirs!r}, {theirs.fps:g} fps.")
+        is_one = mine.env == theirs.env
+        spec = replace(
+            mine, env=mine.env if is_one else None, by=mine.by if mine.by == theirs.by else "",
+            max_episode_steps=mine.max_episode_steps if is_one and mine.max_episode_steps == theirs.max_episode_steps else None,
+        )  # fmt: skip
+        return EpisodeList(spec, [*self.episodes, *other])
 
 
 def _alike(a: NDArray, b: NDArray) -> tuple[NDArray, NDArray]:

@@ -9,11 +9,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
 from rlinf_lab.datasets.episodes import DataSpec, Episode, EpisodeSource
+from rlinf_lab.datasets.presenting import same
 from rlinf_lab.datasets.space_json import built, leaf_spaces
 from rlinf_lab.errors import ConfigError, MissingDependencyError, UnknownNameError
 from rlinf_lab.trees import map_tree
@@ -35,8 +37,9 @@ def write_minari(data: EpisodeSource, name: str, *, description: str = "", autho
     """Write a data set that `minari.load_dataset` reads, such as "push/scripted-v0"; returns the name. Minari says where: MINARI_DATASETS_PATH.
 
     Rewards, both kinds of ends, successes (``infos["success"]``) and seeds are kept. An episode without a last observation, which Minari's has, gets its last
-    one again. Few episodes are in memory at a time; where one cannot be written the data set is not there. Raises `ConfigError` for a name that is taken or
-    that Minari does not take.
+    one again. Where ``data.spec.env`` is an id of gymnasium's, and takes such actions, minari's `recover_environment` makes it; a warning where it takes others.
+    Few episodes are in memory at a time; where one cannot be written the data set is not there. Raises `ConfigError` for a name that is taken or that Minari
+    does not take.
     """
     minari = _minari()
     from minari.data_collector import EpisodeBuffer
@@ -46,7 +49,7 @@ def write_minari(data: EpisodeSource, name: str, *, description: str = "", autho
         raise ConfigError(f"write_minari({name!r}): {data!r} has nothing to write.")
     if name in minari.list_local_datasets():
         raise ConfigError(f"write_minari({name!r}): there is one of that name. Next: another version, -v1, or minari.delete_dataset({name!r}).")
-    spec, made = data.spec, None
+    spec, made, env = data.spec, None, _environment(data.spec)
     folder = Path(get_dataset_path(name))
     is_new = not folder.exists()
     try:
@@ -58,7 +61,7 @@ def write_minari(data: EpisodeSource, name: str, *, description: str = "", autho
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", UserWarning)  # of what it would like to know besides
                 made = minari.create_dataset_from_buffers(
-                    name, buffers, observation_space=spec.observation_space, action_space=spec.action_space, algorithm_name=spec.by or None,
+                    name, buffers, env=env, observation_space=spec.observation_space, action_space=spec.action_space, algorithm_name=spec.by or None,
                     author=author or None, description=description or None, jpeg_encoding=False,
                 )  # fmt: skip
         about = {PREFIX + term: getattr(spec, term) for term in TERMS if getattr(spec, term) is not None}
@@ -69,7 +72,28 @@ def write_minari(data: EpisodeSource, name: str, *, description: str = "", autho
         if isinstance(error, (ValueError, AssertionError)):
             raise ConfigError(f"write_minari({name!r}): {error}") from error
         raise
+    finally:
+        if env is not None:
+            env.close()
     return name
+
+
+def _environment(spec: DataSpec) -> gymnasium.Env | None:
+    """gymnasium's environment that takes these actions. None where there is none of that id."""
+    if spec.env is None:
+        return None
+    try:
+        env = gymnasium.make(spec.env.removeprefix("gymnasium/"), max_episode_steps=spec.max_episode_steps)
+    except (gymnasium.error.Error, ImportError):
+        return None
+    if same(spec.action_space, env.action_space):
+        return env
+    env.close()
+    warnings.warn(
+        f"The data has actions of {spec.action_space}, and {spec.env} takes {env.action_space}: minari's recover_environment() will not make it, for it would "
+        "play them wrongly. Next: data of lab.collect, which records the environment's own units.", stacklevel=3,
+    )  # fmt: skip
+    return None
 
 
 def _blocks(data: EpisodeSource) -> Iterator[list[tuple[int, Episode]]]:

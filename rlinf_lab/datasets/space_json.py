@@ -24,7 +24,7 @@ def to_json(space: Space) -> dict[str, Any]:
     if isinstance(space, spaces.Discrete):
         return {"discrete": int(space.n), "start": int(space.start)}
     if isinstance(space, spaces.MultiDiscrete):
-        return {"multi_discrete": space.nvec.tolist()}
+        return {"multi_discrete": space.nvec.tolist(), "start": space.start.tolist()}
     if isinstance(space, spaces.MultiBinary):
         return {"multi_binary": int(space.n) if isinstance(space.n, (int, np.integer)) else list(space.shape)}
     if isinstance(space, spaces.Dict):
@@ -61,12 +61,13 @@ def _row_bytes(plain: Any, deep: int = 0) -> int:
 
 def _space(plain: Any) -> Space:
     if "box" in plain:
-        low, high = (np.array(plain[name], np.float64) for name in ("low", "high"))
-        return spaces.Box(_filled(low, plain), _filled(high, plain), tuple(plain["box"]), np.dtype(plain["dtype"]).type)
+        low, high = (_filled(plain[name], plain) for name in ("low", "high"))
+        return spaces.Box(low, high, tuple(plain["box"]), np.dtype(plain["dtype"]).type)
     if "discrete" in plain:
         return spaces.Discrete(int(plain["discrete"]), start=int(plain.get("start", 0)))
     if "multi_discrete" in plain:
-        return spaces.MultiDiscrete(np.array(plain["multi_discrete"], np.int64))
+        choices = np.array(plain["multi_discrete"], np.int64)
+        return spaces.MultiDiscrete(choices, start=np.broadcast_to(np.array(plain.get("start", 0), np.int64), choices.shape))
     if "multi_binary" in plain:
         size = plain["multi_binary"]
         return spaces.MultiBinary(size if isinstance(size, int) else tuple(size))
@@ -78,17 +79,21 @@ def _space(plain: Any) -> Space:
 
 
 def _bound(bound: np.ndarray) -> Any:
-    """One number where all are the same; infinities as JSON has them: as text."""
-    values = bound.astype(np.float64)
-    same = values.size > 0 and bool((values == values.flat[0]).all())
-    if same:
-        value = float(values.flat[0])
+    """One number where all are the same; infinities as JSON has them: as text. Whole numbers stay whole."""
+    values = bound if bound.dtype.kind in "iu" else bound.astype(np.float64)
+    if values.size and bool((values == values.flat[0]).all()):
+        value = values.flat[0].item()
         return str(value) if math.isinf(value) else value
     return np.where(np.isinf(values), np.char.mod("%s", values), values.astype(object)).tolist()
 
 
-def _filled(bound: np.ndarray, plain: Mapping[str, Any]) -> np.ndarray:
-    return np.broadcast_to(bound, tuple(plain["box"])).astype(np.dtype(plain["dtype"]))
+def _filled(bound: Any, plain: Mapping[str, Any]) -> np.ndarray:
+    kind = np.dtype(plain["dtype"])
+    if kind.kind in "iu":  # as Python's, for a float has not all digits; an older file has floats, beyond the type by rounding
+        least, most = int(np.iinfo(kind).min), int(np.iinfo(kind).max)
+        whole = np.vectorize(lambda number: min(max(int(number), least), most), otypes=[object])
+        return np.broadcast_to(whole(np.array(bound, object)).astype(kind), tuple(plain["box"]))
+    return np.broadcast_to(np.array(bound, np.float64), tuple(plain["box"])).astype(kind)
 
 
 def leaf_spaces(space: Space, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Space]]:

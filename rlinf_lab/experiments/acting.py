@@ -12,15 +12,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rlinf_lab.datasets.space_json import typed
-from rlinf_lab.errors import ConfigError, counted
+from rlinf_lab.errors import ConfigError, counted, shown
 from rlinf_lab.experiments.evaluation import Evaluation, Told, check_counts, play
-from rlinf_lab.policies.leaves import flatten, leaves_of, unflatten
+from rlinf_lab.policies.leaves import Leaf, flatten, leaves_of, unflatten
 from rlinf_lab.policies.weights import PolicyWeights
 from rlinf_lab.trees import rows
 from rlinf_lab.vecenv.base import LONGEST
-from rlinf_lab.vecenv.spaces import Native
+from rlinf_lab.vecenv.spaces import Native, is_finite
 from rlinf_lab.workers.seeds import Purpose, environment_seed
 
 if TYPE_CHECKING:
@@ -43,8 +44,8 @@ class TrainedPolicy:
             lines = [line.strip() for line in str(error).splitlines()]
             first = next((line for line in lines if "size mismatch" in line), lines[-1])
             raise ConfigError(
-                f"These weights are of another policy than {config.factory.id} has: {first} Next: the environment that "
-                "they were trained on."
+                f"These weights are of another policy than {config.factory.id} has: {first} Next: the environment and "
+                "the network that they were trained on."
             ) from error
         native = config.spec.native_action_space
         self._native = None if native is None else Native(native)
@@ -55,18 +56,19 @@ class TrainedPolicy:
 
         They are as `make_vec` takes them: of a bounded Box in [-1, 1]. A policy of chunks gives all actions of a chunk,
         one after another along an axis before the action's own. Raises `ValueError` naming the leaf of an observation
-        that does not fit.
+        that does not fit or is not finite.
         """
         space = self.observation_space
         given = flatten(space, obs, "observation")  # in the space's order: an environment may give keys in another
-        is_one = all(np.ndim(leaf) == ndim for leaf, ndim in zip(given, self._ndims, strict=True))
+        for leaf, array in zip(self._leaves, given, strict=True):
+            _require_numbers(f"observation{leaf.name}", np.asarray(array))
+        is_one = all(np.ndim(array) == len(leaf.shape) for leaf, array in zip(self._leaves, given, strict=True))
         action = self._greedy(unflatten(space, [np.asarray(leaf)[None] for leaf in given] if is_one else given))
         return rows(action, 0) if is_one else action
 
     @functools.cached_property
-    def _ndims(self) -> list[int]:
-        """Axes of each leaf of a single observation."""
-        return [len(leaf.shape) for leaf in leaves_of(self.observation_space)]
+    def _leaves(self) -> tuple[Leaf, ...]:
+        return leaves_of(self.observation_space)
 
     def _greedy(self, obs_N: Any) -> Any:
         """What environments get."""
@@ -130,3 +132,13 @@ class TrainedPolicy:
 
     def __repr__(self) -> str:
         return f"TrainedPolicy({self.config.factory.id!r}, after {counted(self.version, 'update')})"
+
+
+def _require_numbers(name: str, given: NDArray) -> None:
+    """`ConfigError` for what no action should be taken on."""
+    if given.dtype.kind not in "biuf":
+        found = shown(given.tolist())
+        raise ConfigError(f"act: the {name} is {found}, which are no numbers. Next: what env.reset() gives.")
+    if not is_finite(given):
+        value = given[~np.isfinite(given)][0]
+        raise ConfigError(f"act: {value} is in the {name}. Next: find where it comes from; no action follows from it.")

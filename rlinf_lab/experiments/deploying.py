@@ -5,6 +5,7 @@ torch.export, or ONNX where it is installed. Normalisation is inside.
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from typing import Any
 
@@ -57,28 +58,23 @@ def export(policy: Any, path: str | Path) -> Path:
         raise ConfigError(
             f"export({str(target)!r}): the policy cannot be traced: {type(error).__name__}: {str(error)[:300]}"
         ) from error
-    with whole(target) as part:
-        # both writers insist on their ending
-        written = part.with_suffix(target.suffix) if part.suffix != target.suffix else part
-        try:
-            found = (
-                _write_onnx(program, parts, written)
-                if target.suffix == ".onnx"
-                else _write_torch(program, parts, written)
-            )
-            far = max(
-                float(np.abs(np.asarray(a, float) - np.asarray(b, float)).max())
-                for a, b in zip(found, expected, strict=True)
-            )
-            if not far <= CLOSE:
-                raise EnvError(
-                    f"export({str(target)!r}): the program answers differently from the policy, by {far:.2g}. Nothing "
-                    "was written."
-                )
-            written.replace(part)
-        finally:
-            if written != part:
-                written.unlink(missing_ok=True)
+    written, found = _onnx(program, parts) if target.suffix == ".onnx" else _torch(program, parts)
+    far = max(
+        float(np.abs(np.asarray(a, float) - np.asarray(b, float)).max()) for a, b in zip(found, expected, strict=True)
+    )
+    if not far <= CLOSE:
+        raise EnvError(
+            f"export({str(target)!r}): the program answers differently from the policy, by {far:.2g}. "
+            "Nothing was written."
+        )
+    try:
+        with whole(target) as part:
+            part.write_bytes(written)
+    except OSError as error:
+        raise ConfigError(
+            f"export({shown(str(target), 300)}): {error.strerror or error}. Nothing was written. Next: "
+            f"{len(written) / 1e6:.1f} MB of room, or another path."
+        ) from error
     return target
 
 
@@ -100,21 +96,26 @@ def _check_target(target: Path) -> None:
         raise ConfigError(f"export({shown(str(target), 300)}): {why}. Next: {step}.")
 
 
-def _write_torch(program: torch.export.ExportedProgram, parts: tuple[torch.Tensor, ...], path: Path) -> list[Any]:
-    torch.export.save(program, path)
+def _torch(program: torch.export.ExportedProgram, parts: tuple[torch.Tensor, ...]) -> tuple[bytes, list[Any]]:
+    """The file's bytes, and what they answer. In memory: torch's writer ends the process where a disk is full."""
+    file = io.BytesIO()
+    torch.export.save(program, file)
+    file.seek(0)
     with torch.inference_mode():
-        out = torch.export.load(path).module()(*parts)
-    return [leaf.numpy() for leaf in (out if isinstance(out, tuple) else (out,))]
+        out = torch.export.load(file).module()(*parts)
+    return file.getvalue(), [leaf.numpy() for leaf in (out if isinstance(out, tuple) else (out,))]
 
 
-def _write_onnx(program: torch.export.ExportedProgram, parts: tuple[torch.Tensor, ...], path: Path) -> list[Any]:
+def _onnx(program: torch.export.ExportedProgram, parts: tuple[torch.Tensor, ...]) -> tuple[bytes, list[Any]]:
     try:
         import onnxruntime
         import onnxscript  # noqa: F401  (what torch writes ONNX with)
     except ImportError as error:
         raise MissingDependencyError.of("onnxruntime", "onnx", "export to ONNX") from error
-    torch.onnx.export(program, args=(), f=str(path), verbose=False, external_data=False)
-    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    return list(
-        session.run(None, {given.name: part.numpy() for given, part in zip(session.get_inputs(), parts, strict=True)})
-    )
+    model = torch.onnx.export(program, args=(), verbose=False)
+    if model is None:
+        raise ConfigError("export: torch.onnx.export gave no program. Next: a file that ends in '.pt2'.")
+    written = model.model_proto.SerializeToString()
+    session = onnxruntime.InferenceSession(written, providers=["CPUExecutionProvider"])
+    given = {each.name: part.numpy() for each, part in zip(session.get_inputs(), parts, strict=True)}
+    return written, list(session.run(None, given))

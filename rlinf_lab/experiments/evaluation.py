@@ -6,7 +6,6 @@ would favour short ones. Legend: N environments, E episodes.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -14,11 +13,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rlinf_lab.errors import ConfigError, shown
+from rlinf_lab.records import Episodes
 from rlinf_lab.vecenv.stepping import is_chunk, step_chunk
 from rlinf_lab.vecenv.stepping.on_host import on_host
 
 AT_ONCE = 16  # environments at most: more of them wait for the longest episode
-NORMAL_95 = 1.959964
 
 
 @dataclass(frozen=True)
@@ -51,22 +50,10 @@ class Evaluation(Mapping[str, Any]):
 
     def as_dict(self) -> dict[str, Any]:
         """The same as a plain dict."""
-        found: dict[str, Any] = {
-            "return": float(self.returns_E.mean()), "return_interval": mean_interval(self.returns_E),
-            "length": float(self.lengths_E.mean()),
-            "episodes": len(self.returns_E), "iteration": self.of.iteration,
-        }  # fmt: skip
-        if self.success_E is not None:
-            found |= {
-                "success_rate": float(self.success_E.mean()),
-                "success_interval": wilson(int(self.success_E.sum()), len(self.success_E)),
-            }
-        if self.once_E is not None:
-            found |= {
-                "success_once": float(self.once_E.mean()),
-                "success_once_interval": wilson(int(self.once_E.sum()), len(self.once_E)),
-            }
-        return found
+        unknown_E = np.full(len(self.returns_E), np.nan)
+        told = (unknown_E if known_E is None else known_E for known_E in (self.success_E, self.once_E))
+        found = Episodes(self.returns_E, self.lengths_E, *told).summary() | {"iteration": self.of.iteration}
+        return {name: value for name, value in found.items() if self.once_E is not None or "once" not in name}
 
     def __getitem__(self, name: str) -> Any:
         return self.as_dict()[name]
@@ -101,37 +88,6 @@ class Evaluation(Mapping[str, Any]):
             f"{found['length']:.4g}; "
             f"{found['episodes']} episodes, seed {self.of.seed}, iteration {self.of.iteration})"
         )
-
-
-def mean_interval(values_E: np.ndarray) -> tuple[float, float]:
-    """95 % confidence interval of the mean, Student's t; infinite for one value."""
-    n = len(values_E)
-    if n < 2:
-        return -math.inf, math.inf
-    half = student_t95(n - 1) * float(values_E.std(ddof=1)) / math.sqrt(n)
-    mean = float(values_E.mean())
-    return mean - half, mean + half
-
-
-def student_t95(freedom: int) -> float:
-    """The 97.5 % quantile of Student's t, by the expansion of Abramowitz and Stegun 26.7.5. Tables for up to four
-    degrees, where it is too coarse.
-    """
-    exact = {1: 12.7062, 2: 4.30265, 3: 3.18245, 4: 2.77645}
-    if freedom in exact:
-        return exact[freedom]
-    x, v = NORMAL_95, freedom
-    g1, g2 = (x**3 + x) / 4, (5 * x**5 + 16 * x**3 + 3 * x) / 96
-    g3 = (3 * x**7 + 19 * x**5 + 17 * x**3 - 15 * x) / 384
-    g4 = (79 * x**9 + 776 * x**7 + 1482 * x**5 - 1920 * x**3 - 945 * x) / 92160
-    return x + g1 / v + g2 / v**2 + g3 / v**3 + g4 / v**4
-
-
-def wilson(successes: int, n: int) -> tuple[float, float]:
-    """95 % interval of a rate (Wilson 1927). Inside [0, 1], and no point where all or none succeeded."""
-    z2 = NORMAL_95**2
-    centre, spread = successes + z2 / 2, NORMAL_95 * math.sqrt(successes * (n - successes) / n + z2 / 4)
-    return max(0.0, (centre - spread) / (n + z2)), min(1.0, (centre + spread) / (n + z2))
 
 
 def check_counts(who: str, episodes: object, seed: object) -> None:

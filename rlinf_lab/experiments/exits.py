@@ -10,7 +10,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import sys
-import threading
 import weakref
 from typing import Protocol
 
@@ -68,8 +67,3 @@ def _wait_for_all() -> None:
             continue
         except Exception as error:
             print(f"{type(error).__name__}: {error}", file=sys.stderr)
-
-
-def is_main_thread() -> bool:
-    """Whether signals can be asked for here."""
-    return threading.current_thread() is threading.main_thread()

@@ -36,7 +36,7 @@ class Options:
     the run
     """
     checkpoint_minutes: float | None = 10.0
-    """write the learner's state so often, the first time after a minute at most; None: at the end only"""
+    """write the learner's state at least so often, each minute where that costs 1 % of the time; None: at the end"""
     keep_checkpoints: int = 3
     """how many of these stay, the newest ones"""
     checkpoint_on_sigterm: bool = False

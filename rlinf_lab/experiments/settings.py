@@ -20,14 +20,16 @@ from rlinf_lab.vecenv import Runner
 #: Words of earlier versions and of other libraries, and what they are called here; the first of the new ones that the
 #: recipe has.
 OLD_WORDS = {
-    "lam": ("gae_lambda",), "horizon": ("max_episode_steps",), "steps": ("n_steps",), "rollout": ("n_steps",),
+    "lam": ("gae_lambda",), "horizon": ("max_episode_steps",), "steps": ("train_freq", "n_steps"),
+    "rollout": ("train_freq", "n_steps"),
     "minibatch": ("batch_size",),
     "minibatch_size": ("batch_size",), "epochs": ("n_epochs",), "clip": ("clip_range",), "clip_eps": ("clip_range",),
     "value_coefficient": ("vf_coef",), "entropy_coefficient": ("ent_coef",), "lr": ("learning_rate",),
     "hidden": ("net_arch",),
     "log_std": ("log_std_init",), "n_envs": ("num_envs",), "env_id": ("env",), "discount": ("gamma",),
     "n_iterations": ("iterations",), "policy_kwargs": ("net_arch",), "num_epochs": ("n_epochs",),
-    "num_steps": ("n_steps",), "clip_coef": ("clip_range",), "num_generations": ("group_size",),
+    "num_steps": ("train_freq", "n_steps"), "n_step": ("n_steps",), "clip_coef": ("clip_range",),
+    "num_generations": ("group_size",),
 }  # fmt: skip
 
 #: Of Stable-Baselines3 and others, what `train` itself is told: the word here, and what to write.
@@ -77,6 +79,12 @@ def with_runner(config: Any, executor: str | None = None) -> tuple[Any, Runner |
         return config, None
     runner = config.factory.for_run(config.num_envs, config.max_episode_steps, elsewhere=executor == "ray").runner
     return (config, None) if runner is None else (replace(config, runner=runner.name), runner)
+
+
+def check_memory(config: Any, executor: str | None) -> None:
+    """Says beforehand what will not fit into memory, where a recipe knows. With "ray" workers may live elsewhere."""
+    if hasattr(config, "require_memory"):
+        config.require_memory(elsewhere=executor == "ray")
 
 
 def check_names(recipe: Recipe, given: Mapping[str, Any], own: Mapping[str, Any] | None = None) -> None:

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import os
 import socket
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from rlinf_lab.errors import ConfigError, counted, shown
+from rlinf_lab.experiments.acting import TrainedPolicy
 from rlinf_lab.experiments.autoplan.phases import AutoPlan
 from rlinf_lab.experiments.autoplan.warming import warm_up
 from rlinf_lab.experiments.options import OPTIONS, Options
 from rlinf_lab.experiments.recipe import Recipe, find
-from rlinf_lab.experiments.settings import check_names, configured, configured_again, with_runner
+from rlinf_lab.experiments.settings import check_memory, check_names, configured, configured_again, with_runner
 from rlinf_lab.experiments.storage.folder import RunFolder, env_name, new_folder
 from rlinf_lab.experiments.storage.source import check_source
 from rlinf_lab.experiments.training import ROOT, TrainingRun, goes_on_in
@@ -61,6 +63,14 @@ def train(
     options = Options(**{name: settings.pop(name) for name in OPTIONS if name in settings})
     check_names(recipe, settings, dict.fromkeys(OPTIONS))
     config, runner = with_runner(configured(recipe, env, total_timesteps, settings), executor)
+    check_memory(config, executor)
+    waits, steps = getattr(config, "learning_starts", 0), config.updates * config.env_steps
+    if waits > steps:
+        warnings.warn(
+            f"learning_starts={waits}: the run has {steps} steps in all, and so takes no gradient step. Next: a larger "
+            "total_timesteps, or a smaller learning_starts.",
+            stacklevel=2,
+        )
     workflow = recipe.build(config)
     home = home_of(config)
     auto = auto_plan(
@@ -113,12 +123,16 @@ def resume(
     kept = RunFolder(folder)
     about = kept.read_json("run.json")
     check_ended(kept, about)
+    kept.forget_parts()
     recipe, start = kept.recipe(), kept.state()
     options = Options(**{name: settings.pop(name) for name in OPTIONS if name in settings})
     check_names(recipe, settings, dict.fromkeys(OPTIONS))
     executor = executor or about.get("executor")
     config, runner = with_runner(configured_again(recipe, kept, env, total_timesteps, settings), executor)
+    check_memory(config, executor)
     check_source(kept, config, asked=env is not None)
+    if (env is not None or settings) and recipe.policy is TrainedPolicy:
+        TrainedPolicy(config, start.weights)  # refuses weights of another network; a language model is not read twice
     if runner is not None and "runner" not in settings:
         runner = replace(runner, why="as the run was begun")
     if config.updates <= start.iteration:

@@ -240,8 +240,7 @@ class TrainingRun:
         """Play whole episodes greedily with the newest weights (or the ``best``). On environments of its own; the run
         goes on.
 
-        ``seed``: of the environments, never one of training; None: the run's own. Those of ``eval_every``, which chose
-        the best, are others.
+        ``seed``: of the environments, never one of training; None: the run's own, others than those of ``eval_every``.
         """
         return self.policy(best).evaluate(episodes, seed)
 
@@ -265,13 +264,14 @@ class TrainingRun:
         folder.check_saves(self._id, self._folder)
         snapshot = self._between.snapshot()
         folder.make()
-        self._describe(folder)
-        folder.write_tables(*self._tables(), self.timeline)
-        if self._keeper.best is not None:
-            folder.write_best(self._keeper.best)
-        folder.write_state(snapshot)
         about = {"state": self.state, "iteration": snapshot.iteration, "iterations": self.config.updates}
-        folder.about(**about, saved=time.time(), **this_process())
+        with folder.writes():
+            self._describe(folder)
+            folder.write_tables(*self._tables(), self.timeline)
+            if self._keeper.best is not None:
+                folder.write_best(self._keeper.best)
+            folder.write_state(snapshot)
+            folder.about(**about, saved=time.time(), **this_process())
         return folder.path
 
     def _best(self) -> Best:
@@ -294,8 +294,7 @@ class TrainingRun:
         iteration = int(row["iteration"])
         if snapshot is not None and self.options.evaluates_after(iteration, self.config.env_steps):
             began, cpu = time.perf_counter(), time.thread_time()
-            own = self.options.eval_seed
-            seed = looks_seed(self.config.seed) if own is None else own
+            seed = looks_seed(self.config.seed) if self.options.eval_seed is None else self.options.eval_seed
             found = self.recipe.policy(self.config, snapshot.weights).evaluate(self.options.eval_episodes, seed)
             row |= {
                 **found.row(),
@@ -370,7 +369,12 @@ class TrainingRun:
             "executor": executor, **this_process(),
         }  # fmt: skip
         if len(self.phases) == 1:
-            self._tell_folder(**about)
+            try:
+                self._tell_folder(**about)
+            except BaseException:  # nobody would have a handle of what goes on
+                started.stop()
+                told(self)
+                raise
         else:  # a disk that is full by now stops nothing
             self._keeper.attempt(lambda _: self._tell_folder(**about))
         self._show()
@@ -408,18 +412,13 @@ class TrainingRun:
             phase = self.auto.next(workflow, ended.timeline, remaining, setup_s)
         else:
             phase = self.auto.after_failure(workflow, failed, remaining, setup_s)
-        if self.auto.choice is not None:
-            self._say_choice()
+        if self.auto.choice is not None and self._line is not None:
+            self._line.say(self.auto.note)  # old plan, new plan, predicted, measured, gain
         plan = phase.plan
         if not phase.measures:
             workflow, plan = self.recipe.fused(self.config, workflow, plan, state)
         self._begin(workflow, plan, phase.executor, **phase.options)
         return True
-
-    def _say_choice(self) -> None:
-        """Old plan, new plan, predicted, measured, gain."""
-        if self._line is not None and self.auto is not None:
-            self._line.say(self.auto.note)
 
     def _show(self) -> None:
         if len(self.phases) > 1:  # where the dashboards of the last phase are
@@ -437,8 +436,9 @@ class TrainingRun:
 
     def _tell_folder(self, **about: Any) -> None:
         if self._folder is not None:
-            self._describe(self._folder)
-            self._folder.about(**about)
+            with self._folder.writes():
+                self._describe(self._folder)
+                self._folder.about(**about)
 
     def _describe(self, folder: RunFolder) -> None:
         folder.write_json("config.json", to_plain(self.config))

@@ -98,15 +98,6 @@ def token_log_probs(model: Any, batch: TokenBatch, *, temperature: float = 1.0) 
     return torch.zeros_like(batch.log_prob_BT).masked_scatter(batch.mask_BT, log_prob_N)
 
 
-def token_log_probs_and_entropy(model: Any, batch: TokenBatch, *, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
-    """As `token_log_probs`, with the entropy (B, T) of each token's distribution. In nats, from the same pass."""
-    every_NV = _answer_logits(model, batch, temperature).log_softmax(-1)
-    log_prob_N = every_NV.gather(-1, batch.token_BT[batch.mask_BT][:, None]).squeeze(-1)
-    entropy_N = -(every_NV.exp() * every_NV).sum(-1)
-    zero_BT = torch.zeros_like(batch.log_prob_BT)
-    return zero_BT.masked_scatter(batch.mask_BT, log_prob_N), zero_BT.masked_scatter(batch.mask_BT, entropy_N)
-
-
 def _answer_logits(model: Any, batch: TokenBatch, temperature: float) -> Tensor:
     if temperature <= 0:
         raise ConfigError(f"token_log_probs(temperature={temperature}). Next: the sampler's, above 0; for greedy answers 1.")

@@ -160,6 +160,10 @@ class FlowHead(Head):
         low, high = math.log(self.flow.least_std), math.log(self.flow.most_std)
         return low + (high - low) * torch.sigmoid(self.std_logit)
 
+    def tell_by_action(self) -> None:
+        """With noise in the last step only, where actions do not depend on one another."""
+        self.per_action = self.per_action or self.flow.noisy_steps == 1
+
     # --- acting ---------------------------------------------------------------------------------------------
     def act(self, params_BP: NDArray, noise_BK: NDArray | None) -> tuple[NDArray, NDArray[np.float32]]:
         if not self.acts_in_numpy:

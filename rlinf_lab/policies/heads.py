@@ -88,6 +88,12 @@ class Head(nn.Module):
         """What `act` gives, with gradients through the action (reparametrised); Gaussians can."""
         raise NotImplementedError(f"{type(self).__name__}: its actions have no gradient. Next: a Box of actions.")
 
+    def tell_by_action(self) -> None:
+        """Log-probabilities and entropies of a chunk are those of each action from now on.
+
+        (B, K): they add up without those that no environment got. Where actions depend on one another nothing changes.
+        """
+
     def log_prob(self, params_BP: Tensor, action: Any) -> Tensor:
         """Of each action, (B)."""
         raise NotImplementedError
@@ -102,7 +108,8 @@ class Head(nn.Module):
 
     def clone_loss(self, params_BP: Tensor, executed: Any, noise: Tensor) -> Tensor:
         """How far the policy is from having chosen what an expert did, (B)."""
-        return -self.log_prob(params_BP, executed)
+        log_prob = self.log_prob(params_BP, executed)
+        return -(log_prob if log_prob.dim() == 1 else log_prob.sum(1))
 
 
 class GaussianHead(Head):
@@ -129,6 +136,9 @@ class GaussianHead(Head):
 
     def draw_noise(self, rng: np.random.Generator, n: int) -> NDArray[np.float32]:
         return rng.standard_normal((n, self.noise_size), dtype=np.float32)
+
+    def tell_by_action(self) -> None:
+        self.per_action = True
 
     def _numpy(self, params_BP: NDArray) -> tuple[NDArray, NDArray]:
         """Means (B, A) and log standard deviations (A or B, A)."""

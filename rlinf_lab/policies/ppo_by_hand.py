@@ -7,7 +7,7 @@ Legend: B batch, X features, P parameters of the distribution, A components of a
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -28,6 +28,8 @@ class Minibatch(NamedTuple):
     """when they were chosen"""
     advantage_B: Tensor
     return_B: Tensor
+    carried_BK: Tensor | None = None
+    """of chunks: 1 for each action that an environment got, else 0"""
 
 
 class PPOByHand:
@@ -52,7 +54,7 @@ class PPOByHand:
             return False
         fixed = all(type(e) is CombinedEncoder and not len(e.images) for e in (policy.encoder, policy.value_encoder))
         head: Any = policy.head
-        gaussian = type(head) is GaussianHead and not head.state_std and not head.per_action
+        gaussian = type(head) is GaussianHead and not head.state_std
         plain = _is_plain(policy.policy) and _is_plain(policy.critic)
         plain = plain and all(parameter.requires_grad for parameter in policy.parameters())
         return fixed and plain and (gaussian or type(head) is CategoricalHead) and policy.preprocess.obs_mean.is_cpu
@@ -64,20 +66,20 @@ class PPOByHand:
         return features_BX
 
     def of_rows(
-        self, trees: list[Any], numbers: list[Tensor], prepared: Callable[[Tensor], Tensor], **factors: float
+        self, trees: list[Any], numbers: Mapping[str, Tensor], prepared: Callable[[Tensor], Tensor], **factors: float
     ) -> Callable[[Tensor], dict[str, Tensor]]:
         """`step` of some rows of all samples.
 
-        ``trees`` of observations and actions, ``numbers`` as in `Minibatch`.
+        ``trees`` of observations and actions, ``numbers`` by their names in `Minibatch`.
 
         ``prepared``: what becomes of the rows' advantages.
         """
         features_BX, action_B = self.features(trees[0]), trees[1]
 
         def step(rows_B: Tensor) -> dict[str, Tensor]:
-            old_B, advantage_B, return_B = (column[rows_B] for column in numbers[:3])
-            rows = Minibatch(features_BX[rows_B], action_B[rows_B], old_B, prepared(advantage_B), return_B)
-            return self.step(rows, **factors)
+            mine = {name: column[rows_B] for name, column in numbers.items()}
+            mine["advantage_B"] = prepared(mine["advantage_B"])
+            return self.step(Minibatch(features_BX[rows_B], action_B[rows_B], **mine), **factors)
 
         return step
 
@@ -88,10 +90,14 @@ class PPOByHand:
         """Write the gradients. Returns what `LearnerWorker` logs."""
         params_BP, of_actor = self.actor.forward(batch.features_BX)
         value_B1, of_critic = self.critic.forward(batch.features_BX)
-        kind: Any = _Gaussian if type(self.head) is GaussianHead else _Categorical
-        drawn = kind(self.head, params_BP, batch.action_B)
+        drawn: Any
+        if type(self.head) is GaussianHead:
+            drawn = _Gaussian(self.head, params_BP, batch.action_B, batch.carried_BK)
+        else:
+            drawn = _Categorical(self.head, params_BP, batch.action_B)
         rows = len(params_BP)
-        log_ratio_B = drawn.log_prob_B - batch.log_prob_B
+        old_B = batch.log_prob_B if batch.carried_BK is None else (batch.log_prob_B * batch.carried_BK).sum(1)
+        log_ratio_B = drawn.log_prob_B - old_B
         ratio_B = log_ratio_B.exp()
         inside_B = ratio_B.clamp(1.0 - clip, 1.0 + clip)
         objective_B, clipped_B = ratio_B * batch.advantage_B, inside_B * batch.advantage_B
@@ -109,17 +115,22 @@ class PPOByHand:
 
 
 class _Gaussian:
-    def __init__(self, head: Any, mean_BA: Tensor, action_B: Tensor) -> None:
+    def __init__(self, head: Any, mean_BA: Tensor, action_B: Tensor, carried_BK: Tensor | None) -> None:
         self.log_std = head.log_std
         self.inverse = (-self.log_std).exp()
         self.z_BA = (action_B.reshape(mean_BA.shape) - mean_BA) * self.inverse
-        self.log_prob_B = (-0.5 * self.z_BA.square() - self.log_std - LOG_SQRT_2PI).sum(-1)
+        each_BA = -0.5 * self.z_BA.square() - self.log_std - LOG_SQRT_2PI
+        self.carried_BA: Any = 1.0
+        if carried_BK is not None:
+            self.carried_BA = carried_BK.repeat_interleave(mean_BA.shape[1] // carried_BK.shape[1], dim=1)
+        self.log_prob_B = (each_BA * self.carried_BA).sum(-1)
         self.entropy_B = (self.log_std + 0.5 + LOG_SQRT_2PI).sum()
 
     def backward(self, pull_B: Tensor, entropy_coefficient: float) -> Tensor:
         """From log-probabilities to the net's outputs; that of the deviation is written."""
-        pulled_BA = pull_B.unsqueeze(1) * self.z_BA
-        self.log_std.grad.copy_((pulled_BA * self.z_BA).sum(0) - pull_B.sum() - entropy_coefficient)
+        on_each_BA = pull_B.unsqueeze(1) * self.carried_BA
+        pulled_BA = on_each_BA * self.z_BA
+        self.log_std.grad.copy_((pulled_BA * self.z_BA).sum(0) - on_each_BA.sum(0) - entropy_coefficient)
         return pulled_BA * self.inverse
 
 

@@ -63,7 +63,7 @@ class RecipeConfig:
             fits = (value := getattr(self, name)) is None or whole(value, 1)
             self._require(name, fits, f"a whole number of at least 1, or None. Next: {name}={usual}")
         self._require("iterations", self.iterations is None or self.total_timesteps is None, "None where total_timesteps is given: one of both")
-        self._require("seed", whole(self.seed, 0), "a whole number of at least 0")
+        self._require("seed", whole(self.seed, 0) and self.seed < 2**63, "a whole number of at least 0 and less than 2**63")
         self._require("learners", whole(self.learners, 1), "a whole number of at least 1")
         size: Any = getattr(self, "batch_size", None)
         self._require("learners", not whole(size, 1) or self.learners <= size, f"at most batch_size = {size}")

@@ -55,7 +55,7 @@ class EmbodiedGRPOConfig(SimulatedConfig):
     advantage: str | Callable[..., Any] = dataclasses.field(default="grpo", metadata=trains_only(advantages))
     """of whole episodes: "grpo", "dr_grpo", "rloo", "reinforce++", or one that was registered with ``lab.algorithms.advantage``"""
     loss: str | Callable[..., Any] = dataclasses.field(default="ppo", metadata=trains_only(losses))
-    """of the policy: "ppo", "reinforce", or the name of one that was registered with ``lab.algorithms.loss(name)``"""
+    """of the policy: "ppo", "reinforce", "decoupled_ppo", or the name of one that was registered with ``lab.algorithms.loss(name)``"""
     learning_rate: Number = 3e-4
     """of Adam"""
     n_epochs: Number = 8
@@ -134,7 +134,7 @@ def build(config: EmbodiedGRPOConfig, state: dict[str, Any] | None = None) -> Wo
     learner = flow.worker(
         GroupLearner, config.make_policy(), name="learner", advantage=tried_advantage_of_groups(config.advantage, config.num_envs).function,
         loss_of_policy=tried_loss(config.loss).function, learning_rate=config.learning_rate, n_epochs=config.n_epochs, batch_size=ppo.batch_size, clip_range=config.clip_range,
-        ent_coef=config.ent_coef, max_grad_norm=config.max_grad_norm, target_kl=config.target_kl, updates=config.updates, seed=config.seed,
+        ent_coef=config.ent_coef, max_grad_norm=config.max_grad_norm, per_action=config.per_action, target_kl=config.target_kl, updates=config.updates, seed=config.seed,
         save_to=config.save_to, state=state, parallel=config.parallel, moves_normaliser=not isinstance(config.policy, StartingPolicy),
         **config.learning(),
     )  # fmt: skip

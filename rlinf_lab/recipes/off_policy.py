@@ -14,23 +14,32 @@ updates the policy was behind.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import numpy as np
+from gymnasium import Space
 from torch import nn
 
+from rlinf_lab.errors import ConfigError, shown
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.policies import make_actor, make_q_ensemble
 from rlinf_lab.recipes.config import SimulatedConfig, answering, real, whole
 from rlinf_lab.recipes.fusing import as_rollout
 from rlinf_lab.replay import ReplayBuffer
+from rlinf_lab.trees import leaves
+from rlinf_lab.vecenv.spaces import empty
 from rlinf_lab.workers import SimulatorWorker
 from rlinf_lab.workers.learner import Number
 from rlinf_lab.workers.off_policy import ExploringPolicyWorker, ExploringRolloutWorker, OffPolicyLearner
 from rlinf_lab.workers.off_policy.stepping import GradientStep
 from rlinf_lab.workflow.workflow import WorkerHandle, Workflow
+
+REWARD_AND_END = 5  # bytes of a transition besides observations and action
+ROOM = 0.9  # of the free memory, for a buffer that is recommended
 
 
 @dataclass(frozen=True)
@@ -55,6 +64,9 @@ class OffPolicyConfig(SimulatedConfig):
     """share of the new weights in each step of the target's moving average"""
     gamma: Number = 0.99
     """discount per environment step"""
+    n_steps: int = 1
+    """environment steps whose rewards are summed, discounted, before the critics' value of what they led to, demonstrations included; fewer before an episode's end. Try both: with 3
+    Pendulum was learnt faster, Reacher worse (`docs/design/replay.md`)"""
     policy_delay: int = 1
     """gradient steps of the critics for one of the actor"""
     n_critics: int = 2
@@ -80,12 +92,14 @@ class OffPolicyConfig(SimulatedConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._require_whole("train_freq", "buffer_size", "batch_size", "policy_delay", "n_critics")
+        self._require_whole("train_freq", "buffer_size", "batch_size", "policy_delay", "n_critics", "n_steps")
         self._require_whole("learning_starts", "staleness", least=0)
         self._require("gradient_steps", whole(self.gradient_steps, -1000) and self.gradient_steps != 0, "a whole number of at least 1, or -1 and below")
         self._require_number("learning_rate", lambda value: value > 0, "a number greater than 0", last=lambda value: value >= 0)
         for name in ("tau", "gamma"):
             self._require_number(name, lambda value: 0 <= value <= 1, "a number between 0 and 1")
+        several = f"a number where n_steps = {self.n_steps}: discounts are kept with what was summed"
+        self._require("gamma", self.n_steps == 1 or not callable(self.gamma), several)
         self._require("reward_scale", real(self.reward_scale) and self.reward_scale > 0, "a number greater than 0")
         self._require("std_floor", real(self.std_floor) and self.std_floor >= 0, "a number of at least 0")
         self._require_units("(256, 256)")
@@ -102,6 +116,36 @@ class OffPolicyConfig(SimulatedConfig):
     def updates(self) -> int:
         """Iterations of the whole run; 100,000 environment steps where nothing is said."""
         return self._updates(-(-100_000 // self.env_steps))
+
+    @property
+    def transition_bytes(self) -> int:
+        """Of each row of the replay buffer."""
+        discount = 4 if self.n_steps > 1 else 0
+        return 2 * sum(_bytes(self.spec.observation_space)) + sum(_bytes(self.spec.action_space)) + REWARD_AND_END + discount
+
+    def require_memory(self, elsewhere: bool = False) -> None:
+        """`ConfigError` for a replay buffer beyond this machine's memory, a warning beyond what is free.
+
+        ``elsewhere``: the learner may live on another machine, so that it is a warning in both cases.
+        """
+        import psutil
+
+        memory, steps, row = psutil.virtual_memory(), self.updates * self.env_steps, self.transition_bytes
+        needed = min(self.buffer_size, steps) * row
+        # Memory is taken as transitions come, but no array is given that is larger than all there is.
+        largest = self.buffer_size * max(_bytes(self.spec.observation_space), default=0)
+        impossible = max(needed, largest) > memory.total
+        if needed <= memory.available and not impossible:
+            return
+        told = (
+            f"{type(self).__name__}.buffer_size={self.buffer_size:,}: of {row:,} bytes a transition of {self.factory.id} that is "
+            f"{self.buffer_size * row / 2**30:,.1f} GiB, {needed / 2**30:,.1f} GiB of it filled by the {steps:,} steps of this run. This machine has "
+            f"{memory.total / 2**30:,.1f} GiB of memory, {memory.available / 2**30:,.1f} GiB of it free. "
+            f"Next: buffer_size={max(1, min(steps, int(ROOM * memory.available / row))):_}, which fits."
+        )
+        if impossible and not elsewhere:
+            raise ConfigError(told)
+        warnings.warn(told, stacklevel=4)
 
     # --- what an algorithm says -----------------------------------------------------------------------------
     def make_policy(self) -> partial[Any]:
@@ -134,6 +178,11 @@ class OffPolicyConfig(SimulatedConfig):
             "observation_space": spec.observation_space, "action_space": spec.action_space,
             "net_arch": tuple(self.net_arch), "activation": self.activation, "normalize_obs": self.normalize_obs, "encoder": self.encoder, "seed": self.seed,
         }  # fmt: skip
+
+
+def _bytes(space: Space) -> list[int]:
+    """Of each leaf of one value in a buffer. Numbers are in single precision at most there."""
+    return [leaf.nbytes // (2 if leaf.dtype == np.float64 else 1) for leaf in leaves(empty(space))]
 
 
 def build(name: str, config: OffPolicyConfig, state: dict[str, Any] | None = None) -> Workflow:
@@ -184,12 +233,23 @@ def _collecting(config: OffPolicyConfig, state: dict[str, Any] | None) -> tuple[
 
 def _learner(flow: Workflow, config: OffPolicyConfig, state: dict[str, Any] | None) -> WorkerHandle:
     offline, share = config.demonstrations()
+    if state is not None:
+        _check_steps(config, state.get("n_step"))
     return flow.worker(
         OffPolicyLearner, config.make_step(), name="learner",
         settings=config.step_settings(), buffer_size=config.buffer_size, batch_size=config.batch_size, gradient_steps=config.gradient_steps,
         learning_starts=config.learning_starts, reward_scale=config.reward_scale, std_floor=config.std_floor, prioritised=config.prioritized_replay,
-        offline=offline, offline_share=share, updates=config.updates, seed=config.seed, save_to=config.save_to, state=state,
+        offline=offline, offline_share=share, n_steps=config.n_steps, updates=config.updates, seed=config.seed, save_to=config.save_to, state=state,
     )  # fmt: skip
+
+
+def _check_steps(config: OffPolicyConfig, held: dict[str, Any] | None) -> None:
+    """`ConfigError` where a state's buffer has rows over other steps than those to come."""
+    n, gamma = (1, config.gamma) if held is None else (held["n"], held["gamma"])
+    if (n, gamma) != (config.n_steps, config.gamma):
+        kind, now = type(config).__name__, f"n_steps={config.n_steps}, gamma={shown(config.gamma)}"
+        was = f"n_steps={n}, gamma={shown(gamma)}"
+        raise ConfigError(f"{kind}: {now}; the replay buffer to go on with was filled with {was}. Next: {was}.")
 
 
 shares = SimulatedConfig.shares

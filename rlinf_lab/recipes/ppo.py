@@ -28,8 +28,9 @@ from rlinf_lab.algorithms.trial import tried_advantage_of_steps, tried_loss
 from rlinf_lab.errors import ConfigError, shown, with_old_names
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.policies import PolicyWeights, make_policy
+from rlinf_lab.policies.heads import Head
 from rlinf_lab.policies.leaves import Kind, leaves_of
-from rlinf_lab.recipes.config import SimulatedConfig, answering, greedily, pooled, real, trains_only, whole
+from rlinf_lab.recipes.config import SimulatedConfig, answering, greedily, real, trains_only, whole
 from rlinf_lab.recipes.described import described
 from rlinf_lab.recipes.fusing import as_rollout
 from rlinf_lab.recipes.schedules import linear
@@ -59,7 +60,7 @@ class PPOConfig(SimulatedConfig):
     gamma: Number = 0.98
     """discount per environment step"""
     gae_lambda: Number = 0.9
-    """decay of generalised advantage estimation per environment step"""
+    """decay of generalised advantage estimation per decision: an action, or a chunk of them"""
     learning_rate: Number = dataclasses.field(default_factory=lambda: linear(1e-3, 1e-4))
     """of Adam"""
     n_epochs: Number = 8
@@ -71,7 +72,8 @@ class PPOConfig(SimulatedConfig):
     advantage: str | Callable[..., Any] = dataclasses.field(default="gae", metadata=trains_only(advantages))
     """of steps, by the name under which it was registered with ``lab.algorithms.advantage(name, of="steps")``"""
     loss: str | Callable[..., Any] = dataclasses.field(default="ppo", metadata=trains_only(losses))
-    """of the policy: "ppo", "reinforce", "decoupled_ppo", or the name of one that was registered with ``lab.algorithms.loss(name)``"""
+    """of the policy: "ppo", "reinforce", "decoupled_ppo", or the name of one that was registered with ``lab.algorithms.loss(name)``; one that takes
+    ``proximal_log_prob`` gets what the weights before the update say"""
     vf_coef: Number = 0.5
     """weight of the value loss"""
     ent_coef: Number = 0.0
@@ -131,6 +133,7 @@ class PPOConfig(SimulatedConfig):
         self._require("n_steps", self.n_steps % (chunk or 1) == 0, f"a multiple of the chunk's size, {chunk}")
         samples = self.env_steps // (chunk or 1)
         what = "num_envs × n_steps" + (" / chunk_size" if chunk else "")
+        self._require("n_steps", samples >= 2, f"such that {what}, which is {samples}, is at least 2: advantages are normalised over them")
         self._require("batch_size", callable(self.batch_size) or self.batch_size <= samples, f"at most {what} = {samples}. Next: batch_size={samples}")
         self._require("per_action", not self.per_action or chunk is not None, "False where single actions are chosen")
         self._require_whole("critic_warmup", least=0)
@@ -207,6 +210,9 @@ class PPOConfig(SimulatedConfig):
 
     def make_policy(self) -> partial[Any]:
         """The constructor that policy and learner share: equal arguments, equal initial weights."""
+        return self._module() if self.chunk is None else partial(_told_by_action, self._module())
+
+    def _module(self) -> partial[Any]:
         spaces = self.spec.observation_space, self.spec.action_space
         if isinstance(self.policy, StartingPolicy):
             if hasattr(self.policy.config, "make_critics"):
@@ -219,8 +225,17 @@ class PPOConfig(SimulatedConfig):
             return partial(seeded, self.policy, *spaces, self.seed)
         return partial(
             make_policy, *spaces, net_arch=tuple(self.net_arch), activation=self.activation, log_std_init=self.log_std_init, squash=self.squash,
-            normalize_obs=self.normalize_obs, encoder=self.encoder, share_encoder=self._shares_encoder(), seed=self.seed, chunk=self.chunk_size, per_action=self.per_action,
+            normalize_obs=self.normalize_obs, encoder=self.encoder, share_encoder=self._shares_encoder(), seed=self.seed, chunk=self.chunk_size,
         )  # fmt: skip
+
+
+def _told_by_action(make: Callable[[], nn.Module]) -> nn.Module:
+    """A policy of chunks: what no environment got can be left out of its ratio."""
+    module = make()
+    head = getattr(module, "head", None)
+    if isinstance(head, Head):
+        head.tell_by_action()
+    return module
 
 
 def seeded(make: Callable[..., nn.Module], observation_space: Any, action_space: Any, seed: int) -> nn.Module:
@@ -352,26 +367,11 @@ def _learner(flow: Workflow, config: PPOConfig, state: dict[str, Any] | None) ->
         max_grad_norm=config.max_grad_norm, reward_scale=config.reward_scale, normalize_reward=config.normalize_reward,
         updates=config.updates, seed=config.seed, save_to=config.save_to, state=state, parallel=config.parallel, **config.learning(),
         advantage_of_steps=tried_advantage_of_steps(config.advantage).function, loss_of_policy=tried_loss(config.loss).function,
-        critic_warmup=config.critic_warmup, target_kl=config.target_kl, moves_normaliser=not isinstance(config.policy, StartingPolicy),
+        per_action=config.per_action, critic_warmup=config.critic_warmup, target_kl=config.target_kl, moves_normaliser=not isinstance(config.policy, StartingPolicy),
     )  # fmt: skip
 
 
 shares = SimulatedConfig.shares
-
-
-def build_evaluation(config: PPOConfig, weights: PolicyWeights | None = None, episodes: int = 50) -> Workflow:
-    """A workflow of its own that evaluates a policy greedily, ``episodes`` each iteration. Without weights: the initial policy."""
-    flow = Workflow("ppo_evaluation")
-    obs, act = flow.channel("obs"), flow.channel("act", keyed=True)
-    simulator, policy = cell(flow, config, weights)
-
-    @flow.iteration
-    def iteration() -> Any:
-        result = simulator.evaluate(act, obs, episodes=episodes)
-        policy.act(obs, act, deterministic=True)
-        return pooled(result.wait())
-
-    return flow
 
 
 def cell(flow: Workflow, config: PPOConfig, weights: PolicyWeights | None, taken: int = 0, state: Any = None) -> tuple[WorkerHandle, WorkerHandle]:

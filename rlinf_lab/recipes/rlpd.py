@@ -42,7 +42,10 @@ __all__ = ["RLPDConfig", "build", "fuse", "shares"]
 @described
 @dataclass(frozen=True)
 class RLPDConfig(SACConfig):
-    """Every number of the experiment. See `OffPolicyConfig`; those here are the paper's, a smaller ``n_critics`` and fewer gradient steps are cheaper."""
+    """Every number of the experiment. See `OffPolicyConfig`; those here are the paper's, a smaller ``n_critics`` and fewer gradient steps are cheaper.
+
+    But ``target_entropy`` is SAC's: the authors' code steers to half of that, minus half the number of action dimensions.
+    """
 
     data: Any = None
     """demonstrations: episodes of `collect` or of `datasets`, or the folder of a LeRobotDataset, whose rewards become those of ``reward`` where they tell of
@@ -66,6 +69,7 @@ class RLPDConfig(SACConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._require("data", self.data is not None, "demonstrations: episodes, such as data=lab.collect(env, 'expert', episodes=10), the folder of a LeRobotDataset, or a ReplayBuffer")
+        self._require("prioritized_replay", not self.prioritized_replay, "False: demonstrations are drawn uniformly beside one's own transitions, as the paper has it")
         self._require("offline_share", real(self.offline_share) and 0 <= self.offline_share <= 1, "a number between 0 and 1")
         within = whole(self.target_critics, 1) and self.target_critics <= self.n_critics
         self._require("target_critics", within, f"a whole number between 1 and n_critics = {self.n_critics}")
@@ -80,11 +84,19 @@ class RLPDConfig(SACConfig):
     def _offline(self) -> ReplayBuffer:
         """The transitions of ``data``, with draws of their own. `ConfigError` where they are of another environment."""
         data = recorded(self.data)
-        found = demonstrations(presented(data, self.spec) if isinstance(data, EpisodeSource) else data, reward=self.reward)
+        gamma: Any = self.gamma  # a number where there are several steps
+        over = None if self.n_steps == 1 else (self.n_steps, gamma)
+        found = demonstrations(presented(data, self.spec) if isinstance(data, EpisodeSource) else data, reward=self.reward, over=over)
         buffer = ReplayBuffer(len(found), seed=self.seed)
         transitions, spec = found.rows(found.order), self.spec
         buffer.add(transitions)
         row, one = buffer.rows(np.zeros(1, np.int64)), np.random.default_rng(0)
+        if "discount" in row and over is None:
+            raise ConfigError("RLPDConfig.data holds a discount, as transitions over several steps do; here each is over one. Next: add them without replay.NStep.")
+        if "discount" not in row and over is not None:
+            raise ConfigError(
+                f"RLPDConfig.data is a buffer of single steps, and n_steps is {self.n_steps}. Next: episodes, transitions of replay.NStep{over}, or n_steps=1."
+            )
         for part, space in (("obs", spec.observation_space), ("action", spec.action_space)):
             wanted = {name: leaf.shape[1:] for name, leaf in flat(sampled(space, one, 1)).items()}
             given = {name: leaf.shape[1:] for name, leaf in flat(row[part]).items()}

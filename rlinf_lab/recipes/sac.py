@@ -2,7 +2,7 @@
 
 The workflow of `rlinf_lab.recipes.off_policy` with twin critics and a temperature that is learnt.
 
-Source: Haarnoja et al., Soft Actor-Critic Algorithms and Applications (arXiv 1812.05905). Left out: returns over several steps, gSDE.
+Source: Haarnoja et al., Soft Actor-Critic Algorithms and Applications (arXiv 1812.05905). Left out: gSDE.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class SACConfig(OffPolicyConfig):
         learns = isinstance(self.ent_coef, str)
         return partial(
             SACStep, self.make_policy(), self.make_critics(), target_entropy=self._target_entropy(), ent_coef=self._first_temperature() or 1.0,
-            learns_temperature=learns, policy_delay=self.policy_delay, **self.learning(),
+            learns_temperature=learns, policy_delay=self.policy_delay, seed=self.seed, **self.learning(),
         )  # fmt: skip
 
     def step_settings(self) -> dict[str, Number]:

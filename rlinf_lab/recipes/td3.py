@@ -2,7 +2,7 @@
 
 The workflow of `rlinf_lab.recipes.off_policy` with a deterministic actor that is updated less often than its critics.
 
-Source: Fujimoto et al., Addressing Function Approximation Error in Actor-Critic Methods (arXiv 1802.09477). Left out: returns over several steps.
+Source: Fujimoto et al., Addressing Function Approximation Error in Actor-Critic Methods (arXiv 1802.09477).
 """
 
 from __future__ import annotations

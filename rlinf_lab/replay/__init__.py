@@ -5,8 +5,7 @@ Sampled uniformly or by priority, kept in files without pickle.
 
 from rlinf_lab.replay.buffer import ReplayBuffer, Sample
 from rlinf_lab.replay.demonstrations import demonstrations
-from rlinf_lab.replay.mixing import symmetric_sample
 from rlinf_lab.replay.n_step import NStep
 from rlinf_lab.replay.prioritised import PrioritisedReplayBuffer
 
-__all__ = ["NStep", "PrioritisedReplayBuffer", "ReplayBuffer", "Sample", "demonstrations", "symmetric_sample"]
+__all__ = ["NStep", "PrioritisedReplayBuffer", "ReplayBuffer", "Sample", "demonstrations"]

@@ -203,6 +203,13 @@ class ReplayBuffer:
                 buffer.load_state_dict({"kind": cls.__name__, "rows": parts["row"], "own": parts["own"], "state": state})
         except SafetensorError as error:
             raise ConfigError(f"{os.fspath(path)!r} is not a whole safetensors file: {error}.") from error
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError, MemoryError) as error:
+            if isinstance(error, ConfigError):
+                raise
+            raise ConfigError(
+                f"{os.fspath(path)!r} does not hold the state of a {cls.__name__}: {type(error).__name__}: {error}. Next: "
+                "another file, as save() writes it."
+            ) from error
         return buffer
 
     @classmethod

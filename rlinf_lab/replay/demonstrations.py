@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
+from gymnasium import spaces
 from numpy.typing import NDArray
 
 from rlinf_lab.errors import ConfigError, shown
 from rlinf_lab.replay.buffer import ReplayBuffer
 from rlinf_lab.replay.flat import Tree
+from rlinf_lab.replay.n_step import over_n_steps
 from rlinf_lab.trees import length, map_tree, rows
 
 NEEDED = {"obs", "action", "reward", "next_obs", "terminated"}
@@ -40,13 +42,14 @@ class _Played:
     final_obs: Any
 
 
-def demonstrations(data: Any, *, reward: str = "environment") -> ReplayBuffer:
+def demonstrations(data: Any, *, reward: str = "environment", over: tuple[int, float] | None = None) -> ReplayBuffer:
     """A buffer with the transitions of ``data``.
 
-    That is a `ReplayBuffer`, the file of one, or episodes (`Recorded`).
+    That is a `ReplayBuffer`, the file of one, or episodes (`Recorded`), whose actions are as policies choose them.
 
     Of an episode without its final observation the last step is left out, unless the task ended with it. ``reward="success"``: of episodes that tell
-    (``success_T``) the reward is 1 in the step in which the task first succeeds, which ends them, and 0 before; a buffer's stay as they are. Raises
+    (``success_T``) the reward is 1 in the step in which the task first succeeds, which ends them, and 0 before; a buffer's stay as they are. ``over``: (n, gamma) of episodes' transitions over n steps,
+    see `NStep`; a buffer's stay as they are. Raises
     `ConfigError` for what holds no transitions or tells nothing about success, `FileNotFoundError`.
     """
     if isinstance(data, str) or (isinstance(data, os.PathLike) and not isinstance(data, Iterable)):  # which a data set on disk is, too
@@ -57,13 +60,28 @@ def demonstrations(data: Any, *, reward: str = "environment") -> ReplayBuffer:
         data = [data]
     if not isinstance(data, Iterable):
         raise ConfigError(f"data={shown(data)}: a ReplayBuffer, the path of one, or episodes. Next: data=lab.collect(...).")
+    space = getattr(getattr(data, "spec", None), "action_space", None)
+    if _has_own_units(space):
+        raise ConfigError(
+            f"data={shown(data)} has actions in its environment's own units, {space}, and a buffer holds what policies choose, in [-1, 1]. "
+            "Next: lab.train('rlpd', env, data=...) with the episodes themselves, or lab.datasets.presenting.presented(data, env)."
+        )
     parts = list(_episodes(data, reward == "success"))
+    if over is not None:
+        parts = [_over(part, *over) for part in parts]
     if not parts:
         raise ConfigError(f"data={shown(data)} has no transition. Next: record some episodes.")
     buffer = ReplayBuffer(sum(len(part["reward"]) for part in parts))
     for part in parts:
         buffer.add(part)
     return buffer
+
+
+def _has_own_units(space: Any) -> bool:
+    """Whether a Box in it is bounded by other numbers than -1 and 1."""
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        return any(map(_has_own_units, space.values() if isinstance(space, spaces.Dict) else space))
+    return isinstance(space, spaces.Box) and space.is_bounded() and not ((space.low == -1).all() and (space.high == 1).all())
 
 
 def _file(path: Path) -> Path:
@@ -89,6 +107,11 @@ def _episodes(data: Iterable[Any], of_success: bool) -> Iterator[dict[str, Tree]
             raise ConfigError(f"data: number {number} is {shown(episode)}, and no recorded episode. Next: objects with obs_T, action_T, reward_T, …")
         if (found := _transitions(_until_success(episode, number) if of_success else episode)) is not None:
             yield found
+
+
+def _over(part: dict[str, Tree], n: int, gamma: float) -> dict[str, Tree]:
+    steps = map_tree(lambda leaf: leaf[:, None], part) | {"truncated": np.zeros((len(part["reward"]), 1), bool)}
+    return map_tree(lambda leaf: leaf[:, 0], over_n_steps(steps, n, gamma))
 
 
 def _until_success(episode: Recorded, number: int) -> Recorded:

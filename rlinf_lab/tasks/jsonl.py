@@ -15,18 +15,20 @@ import numpy as np
 
 from rlinf_lab.errors import ConfigError, UnknownNameError, shown
 from rlinf_lab.tasks.math import math_reward
+from rlinf_lab.tasks.program import program_reward
 from rlinf_lab.tasks.task import Problem, RewardResult, Task, exact
 
 HALF = re.compile("[\ud800-\udfff]")
 """a surrogate that is alone: JSON can say it, UTF-8 cannot"""
-VERIFIERS: dict[str, Callable[[Problem, str], RewardResult]] = {"exact": exact, "math": math_reward}
+VERIFIERS: dict[str, Callable[[Problem, str], RewardResult]] = {"exact": exact, "math": math_reward, "program": program_reward}
 
 
 class Jsonl(Task):
     """The problems of a JSON-lines file, drawn uniformly from the split that is asked for.
 
     ``prompt`` and ``answer`` name the fields; "level" (a whole number from 1) and all other fields are kept in
-    `Problem.detail`. ``verifier``: "exact", "math" (needs math-verify), or a function of problem and completion.
+    `Problem.detail`. ``verifier``: "exact", "math" (needs math-verify), "program" (see `program_reward`), or a
+    function of problem and completion.
     ``on_error``: "raise" names the first bad line, "skip" leaves bad lines out and says which in one warning.
     ``max_prompt``: characters that a prompt has at most, a longer one is a bad line; None: no limit.
     Raises `ConfigError` when no line is good, or there is no file.

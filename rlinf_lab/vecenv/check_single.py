@@ -57,8 +57,8 @@ def _checked(id: str, space: Any, obs: Any, when: str, strictly: bool, name: str
     if isinstance(space, spaces.Box):
         if strictly and array.dtype != space.dtype:
             raise EnvError(
-                f"{id}: {when} gave an observation{name} of {array.dtype}, its space says {space.dtype}. Next: np.asarray(obs, np.{space.dtype}), or another "
-                f"dtype in the space."
+                f"{id}: {when} gave an observation{name} of {array.dtype}, its space says {space.dtype}. "
+                f"Next: another dtype in the space, or observations of {space.dtype}."
             )
     elif not np.issubdtype(array.dtype, np.integer) or not space.contains(array.astype(space.dtype) if array.ndim else space.dtype.type(array)):
         raise EnvError(f"{id}: {when} gave the observation{name} {shown(obs)}, which is not in {space}.")

@@ -18,7 +18,7 @@ from rlinf_lab.errors import EnvError
 from rlinf_lab.records import EnvStep
 from rlinf_lab.trees import Tree, map_tree, rows
 from rlinf_lab.vecenv.base import EnvSpec, Restorable, cannot_leave
-from rlinf_lab.vecenv.spaces import checked_batch, checked_box, empty, write_one
+from rlinf_lab.vecenv.spaces import checked_batch, checked_box, empty, truth, write_one
 
 
 class Outcome(NamedTuple):
@@ -29,8 +29,8 @@ class Outcome(NamedTuple):
     reward: float
     terminated: bool
     truncated: bool
-    success: bool | None = None
-    """the task's own signal; None where it gives none"""
+    success: Any = None
+    """the task's own signal, a truth value or a number (`spaces.truths`); None where it gives none"""
 
 
 class SingleEnv(Protocol):
@@ -95,7 +95,7 @@ class LoopVecEnv:
                 obs, reward_N[i], terminated, truncated, success = env.step(rows(action_N, i))
                 self._write(final_N, i, obs)
                 if success is not None:
-                    is_told, success_N[i] = True, success
+                    is_told, success_N[i] = True, success if isinstance(success, bool) else truth(success, f"{self.spec.id}: its success")
                 if terminated:
                     terminated_N[i] = True
                     ended.append(i)

@@ -5,6 +5,7 @@ How observations and actions are laid out, checked, and mapped to the simulator'
     simulator's space ──presented──> space of the spec, in which policies see and act
     float Box           float32 Box
     bounded float Box   Box(-1, 1) of actions; `Native` maps them back, `Presented` recorded ones here
+    bounds from ±1e30   infinite ones of actions: the range between them is no float32
     others              the same, int64 (MultiBinary: int8)
 
 Legend: N environments.
@@ -23,6 +24,8 @@ from numpy.typing import NDArray
 from rlinf_lab.errors import EnvError, article, shown
 from rlinf_lab.trees import Tree, map_tree, named_leaves
 
+UNBOUNDED = 1e30
+"""From here on a bound of actions is none: it stands for "no bound", and the range between two of them is no float32."""
 SUPPORTED = "Box, Discrete, MultiDiscrete, MultiBinary, and Dict and Tuple of those"
 
 
@@ -70,11 +73,14 @@ def _observed_box(space: spaces.Box) -> spaces.Box:
 def _acted_box(space: spaces.Box) -> spaces.Box:
     if _is_scaled(space):
         return spaces.Box(-1.0, 1.0, space.shape, np.float32)
-    return _observed_box(space)
+    if not np.issubdtype(space.dtype, np.floating):
+        return space
+    low, high = np.where(space.low <= -UNBOUNDED, -np.inf, space.low), np.where(space.high >= UNBOUNDED, np.inf, space.high)
+    return spaces.Box(low.astype(np.float32), high.astype(np.float32), dtype=np.float32)
 
 
 def _is_scaled(space: spaces.Box) -> bool:
-    return space.is_bounded() and np.issubdtype(space.dtype, np.floating)
+    return np.issubdtype(space.dtype, np.floating) and bool(np.all(space.low > -UNBOUNDED) and np.all(space.high < UNBOUNDED))
 
 
 # --- arrays ---------------------------------------------------------------------------------------------------------------
@@ -111,12 +117,33 @@ def write_one(target: Tree, i: int, value: Any, id: str, space: spaces.Space, wh
         for k, part in enumerate(space.spaces):
             write_one(target[k], i, value[k], id, part, f"{what}[{k}]")
     else:
-        if np.shape(value) != space.shape:
-            raise EnvError(f"{id}: its {what} of environment {i} has the shape {np.shape(value)}, the space says {space.shape}.")
         try:
-            target[i] = value
-        except (TypeError, ValueError) as error:
+            given = value if isinstance(value, np.ndarray) else np.asarray(value)
+        except (TypeError, ValueError) as error:  # a list of lists of several lengths
             raise EnvError(f"{id}: its {what} of environment {i} is {shown(value)}, which is no {space.dtype}.") from error
+        if given.shape != space.shape:
+            raise EnvError(f"{id}: its {what} of environment {i} has the shape {given.shape}, the space says {space.shape}.")
+        if given.dtype != target.dtype and not given.dtype.kind == target.dtype.kind == "f":  # the usual ones, at no cost
+            require_fit(given, target.dtype, f"{id}: its {what} of environment {i}")
+        target[i] = given
+
+
+def require_fit(given: NDArray, dtype: np.dtype, whose: str) -> None:
+    """`EnvError` where numbers would be others in this type. Fractions cut off, or out of its range; floats may be rounded."""
+    cut = not np.can_cast(given.dtype, dtype, "same_kind")
+    if given.dtype.kind in "iuf" and dtype.kind in "iu":
+        holds = np.iinfo(dtype)
+        if given.size and not (holds.min <= given.min() and given.max() <= holds.max):
+            raise EnvError(
+                f"{whose} has numbers from {given.min()} to {given.max()}; its space says {dtype}, which holds {holds.min} to {holds.max}. "
+                f"Next: another dtype in the space."
+            )
+        cut = given.dtype.kind == "f" and bool((given != np.trunc(given)).any())  # np.zeros(4) of four switches is meant well
+    if cut:
+        raise EnvError(
+            f"{whose} is {shown(given)} of {given.dtype}; its space says {dtype}, which does not hold such numbers. "
+            f"Next: another dtype in the space, or observations of {dtype}."
+        )
 
 
 def is_finite(array: NDArray) -> bool:
@@ -125,6 +152,22 @@ def is_finite(array: NDArray) -> bool:
         return True
     flat = array if array.ndim == 1 else array.ravel()
     return math.isfinite(flat.dot(flat)) or bool(np.isfinite(array).all())  # the squares alone may be too large
+
+
+def truths(told: Any, whose: str) -> NDArray[np.bool_]:
+    """Truth values, given as such or as numbers. `EnvError` for anything else: "False" and nan are true in Python."""
+    array = np.asarray(told)
+    if array.size and (array.dtype.kind not in "biuf" or not np.isfinite(array).all()):
+        raise EnvError(f"{whose}: {shown(told)} is no truth value and no finite number. Next: True or False, or None where nothing is known.")
+    return array.astype(bool)
+
+
+def truth(told: Any, whose: str) -> bool:
+    """The same of one environment, which may come as an array of one."""
+    array = truths(told, whose)
+    if array.size != 1:
+        raise EnvError(f"{whose}: {shown(told)} is no single truth value. Next: True or False, or None where nothing is known.")
+    return bool(array.item())
 
 
 def first_not_finite(tree: Tree) -> tuple[int, str, Any] | None:
@@ -193,7 +236,8 @@ class Native:
 class Presented:
     """The inverse of `Native`: from the simulator's own actions to those of a policy.
 
-    In double precision and not cut to [-1, 1], so that `Native` gives back single precision bit by bit.
+    Of what comes back `Native` makes the same numbers again, bit by bit. It is of single precision, as a policy's actions are, where such numbers do, else of
+    double precision; what is beyond the simulator's range is cut to it, as vectors do.
     """
 
     def __init__(self, space: spaces.Space) -> None:
@@ -215,7 +259,7 @@ class _Scaled:
     def __init__(self, space: spaces.Box) -> None:
         self._dtype = space.dtype
         self._middle: Any = (space.high + space.low) / 2 if _is_scaled(space) else 0.0
-        self._half: Any = (space.high - space.low) / 2 if _is_scaled(space) else 1.0
+        self._half: Any = _half(space.low, self._middle, space.high) if _is_scaled(space) else 1.0
         self._is_identity = bool(np.all(self._middle == 0) and np.all(self._half == 1))
 
     def __call__(self, leaf: NDArray) -> NDArray:
@@ -225,7 +269,20 @@ class _Scaled:
         if self._is_identity:
             return leaf
         half = np.float64(self._half)
-        return np.divide(leaf - np.float64(self._middle), half, out=np.zeros(leaf.shape), where=half != 0)  # 0: there is nothing to choose
+        found = np.divide(leaf - np.float64(self._middle), half, out=np.zeros(leaf.shape), where=half != 0)  # 0: there is nothing to choose
+        found = np.clip(found, -1, 1)
+        for near in (found.astype(np.float32), found):  # each is mapped in its own precision
+            for other in (np.nextafter(near, near.dtype.type(-1)), np.nextafter(near, near.dtype.type(1))):
+                near = np.where((self(near) != leaf) & (self(other) == leaf), other, near)
+            if np.array_equal(self(near), leaf):
+                break
+        return near
+
+
+def _half(low: NDArray, middle: Any, high: NDArray) -> NDArray:
+    """Of a range, a little less where rounding would lead out of it."""
+    half = np.minimum((high - low) / 2, np.minimum(high - middle, middle - low))
+    return np.where((middle + half > high) | (middle - half < low), np.nextafter(half, half.dtype.type(0)), half)
 
 
 class _Cast:

@@ -70,3 +70,12 @@ class Adam(torch.optim.Adam):
             return
         norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
         torch._foreach_mul_(gradients, torch.clamp(max_norm / (norm + 1e-6), max=1.0))
+
+
+def copied(state: Any) -> Any:
+    """A state of nested dicts and lists, its tensors in host memory. None of them is the same as there."""
+    if isinstance(state, dict):
+        return {key: copied(value) for key, value in state.items()}
+    if isinstance(state, list):
+        return [copied(value) for value in state]
+    return state.detach().to("cpu", copy=True) if isinstance(state, torch.Tensor) else state

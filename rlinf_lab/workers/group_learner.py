@@ -19,6 +19,8 @@ from rlinf_lab.workers.learner import LearnerWorker
 class GroupLearner(LearnerWorker):
     """PPO's clipped surrogate with the advantage of the episode that a decision belongs to. No values are learnt.
 
+    Where all episodes came to the same an update leaves the weights as they are, unless entropy has a bonus.
+
     ``advantage``: from the returns of all episodes of an update, 1×E, to their advantages, see
     `lab.algorithms.advantage`. Other arguments as in `LearnerWorker`.
     """

@@ -10,8 +10,7 @@ samples.
 from __future__ import annotations
 
 import codecs
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from functools import partial
@@ -21,13 +20,22 @@ import numpy as np
 import torch
 from torch import nn
 
-from rlinf_lab.algorithms import Moments, PPOLoss, exceeds_target_kl, gae, policy_loss, ppo_loss, value_loss
+from rlinf_lab.algorithms import (
+    Moments,
+    PPOLoss,
+    asks_for_proximal,
+    exceeds_target_kl,
+    gae,
+    policy_loss,
+    ppo_loss,
+    value_loss,
+)
 from rlinf_lab.errors import ConfigError, shown
 from rlinf_lab.policies import ActorCritic, PolicyWeights
 from rlinf_lab.policies.ppo_by_hand import PPOByHand
 from rlinf_lab.records import TrainBatch, Trajectory, success_rates
 from rlinf_lab.trees import Tree, map_tree, rows
-from rlinf_lab.workers.adam import Adam
+from rlinf_lab.workers.adam import Adam, copied
 from rlinf_lab.workers.computing import Computing
 from rlinf_lab.workers.group import RankGroup
 from rlinf_lab.workers.residence import TorchWorker
@@ -68,17 +76,19 @@ class LearnerWorker(TorchWorker):
 
     ``parallel``: how they share the work. ``"ddp"``: each has all weights, torch's DistributedDataParallel averages the
     gradients. ``"fsdp"``: each keeps its part of weights, gradients and Adam's moments (torch's `fully_shard`). Ranks
-    may join and leave between updates. ``policy`` constructs the module, as in `PolicyWorker`. ``gamma``,
-    ``gae_lambda``: discount and GAE decay per environment step. ``batch_size``: samples of a gradient step at most, at
-    least 2; a pass is divided evenly. ``reward_scale`` multiplies rewards before anything else. ``normalize_reward``:
-    they are also divided by the running standard deviation of the discounted return (as VecNormalize of
-    stable-baselines3). ``updates``: how many are planned; a number may be a schedule over them (`Number`). ``save_to``:
-    safetensors file written when the run ends. ``state``: of another learner (`state_dict`), to go on from.
+    may join and leave between updates. ``policy`` constructs the module, as in `PolicyWorker`. ``gamma``: discount per
+    environment step. ``gae_lambda``: GAE's decay per row, an action or a chunk of them. ``batch_size``: samples of a
+    gradient step at most, at least 2; a pass is divided evenly. ``reward_scale`` multiplies rewards before anything
+    else. ``normalize_reward``: they are also divided by the running standard deviation of the discounted return (as
+    VecNormalize of stable-baselines3). ``updates``: how many are planned; a number may be a schedule over them
+    (`Number`). ``save_to``: safetensors file written when the run ends. ``state``: of another learner (`state_dict`),
+    to go on from.
+    ``per_action``: whether each action of a chunk has a probability ratio of its own, and not the chunk.
     ``critic_warmup``: so many updates at first teach the value net alone. ``target_kl``: above 1.5 times that the rest
-    of an update does, too. ``advantage_of_steps``, ``loss_of_policy``: of the forms of `lab.algorithms.advantage` and
-    `loss`. ``normalizes_advantage``: whether advantages have mean 0 and deviation 1 within a minibatch.
-    ``moves_normaliser``: whether the statistics of observations go on moving; a policy that was cloned is for those
-    that it has. ``precision``, ``compile``: of forward and backward passes, see `Computing`.
+    of an update does, too; with ``vf_coef`` 0 the update ends. ``advantage_of_steps``, ``loss_of_policy``: of the forms
+    of `lab.algorithms.advantage` and `loss`. ``normalizes_advantage``: whether advantages have mean 0 and deviation 1
+    within a minibatch. ``moves_normaliser``: whether the statistics of observations go on moving; a policy that was
+    cloned is for those that it has. ``precision``, ``compile``: of forward and backward passes, see `Computing`.
     """
 
     def __init__(
@@ -101,6 +111,7 @@ class LearnerWorker(TorchWorker):
         save_to: str | None = None,
         state: dict[str, Any] | None = None,
         parallel: str = "ddp",
+        per_action: bool = False,
         critic_warmup: int = 0,
         target_kl: float | None = None,
         moves_normaliser: bool = True,
@@ -129,10 +140,10 @@ class LearnerWorker(TorchWorker):
         self.returns = DiscountedReturns()
         self._made: PolicyWeights | None = None  # of the latest update
         self.critic_warmup, self.target_kl, self.moves_normaliser = critic_warmup, target_kl, moves_normaliser
-        self.normalizes_advantage = normalizes_advantage
+        self.normalizes_advantage, self.per_action = normalizes_advantage, per_action
         self.advantage_of_steps, self.loss_of_policy = advantage_of_steps, loss_of_policy
-        # what a step that teaches the value net alone leaves as it is
-        self._actor_alone: list[nn.Parameter] | None = None
+        # parameters that a step which teaches the value net alone leaves as they are, by name
+        self._of_actor: list[str] | None = None
 
     def now(self, name: str) -> float:
         """A setting as it is in the next update."""
@@ -151,7 +162,7 @@ class LearnerWorker(TorchWorker):
     def _begin(self) -> None:
         """A policy as constructed, and its optimiser."""
         self.policy = self._make().to(self.device)
-        self._actor_alone = None
+        self._of_actor = None
         self.optimizer = Adam(self.policy.parameters(), lr=self.now("learning_rate"), eps=1e-5)
 
     # --- the update -----------------------------------------------------------------------------------
@@ -252,76 +263,73 @@ class LearnerWorker(TorchWorker):
         device = next(self.policy.parameters()).device
         model = self.computing(self.group.parallel(self.policy, self.optimizer), device)
         trees = [map_tree(lambda leaf: _tensor(leaf).to(device), tree) for tree in (batch.obs_B, batch.action_B)]
-        columns = [
-            batch.log_prob_B,
-            batch.advantage_B,
-            batch.return_B,
-            *([] if batch.steps_B is None else [batch.steps_B]),
-        ]
-        numbers = [torch.as_tensor(n, dtype=torch.float32, device=device) for n in columns]
+        size = round(self.now("batch_size"))
+        numbers = _numbers(batch, self.per_action, device)
+        if asks_for_proximal(self.loss_of_policy):
+            numbers["proximal_B"] = _log_probs(model, trees, len(batch), size)
         by_hand = None
         if self._is_written_out():
             by_hand = PPOByHand(self.policy).of_rows(trees, numbers, self._prepared, **factors)
-        parts = number_of_minibatches(len(batch), round(self.now("batch_size")), self.ranks)
-        sums: dict[str, Any] = defaultdict(float)  # tensors: reading a number would wait for the GPU after every step
-        count = 0
+        parts = number_of_minibatches(len(batch), size, self.ranks)
+        told: list[dict[str, torch.Tensor]] = []  # reading a number would wait for the GPU after every step
         values_only = self.policy.version < self.critic_warmup
-        for _ in range(round(self.now("n_epochs"))):
-            order = torch.from_numpy(self._rng.permutation(len(batch))).to(device)
-            for rows_B in order.tensor_split(parts):
-                if by_hand is None or values_only:
-                    found = self._gradients(model, loss, rows_B, trees, numbers, values_only)
-                else:
-                    found = by_hand(rows_B)
+        of_values, of_entropy = factors["value_coefficient"], factors["entropy_coefficient"]
+        idle = not of_values and (values_only or not (of_entropy or np.any(batch.advantage_B)))
+        orders = (self._rng.permutation(len(batch)) for _ in range(round(self.now("n_epochs"))))
+        minibatches = (part for order in orders for part in torch.from_numpy(order).to(device).tensor_split(parts))
+        for rows_B in minibatches:
+            if by_hand is None or values_only:
+                found = self._gradients(model, loss, rows_B, trees, numbers, values_only)
+            else:
+                found = by_hand(rows_B)
+            if not idle:
                 self.optimizer.clip(self.now("max_grad_norm"))
                 self.optimizer.step()
-                for name, value in found.items():
-                    sums[name] += value
-                count += 1
-                if self.target_kl is not None and not values_only:
-                    values_only = exceeds_target_kl(self.group.mean({"kl": float(found["kl"])})["kl"], self.target_kl)
-        return self.group.mean({name: float(value) / count for name, value in sums.items()})
+            told.append(found)
+            if self.target_kl is not None and not values_only:
+                values_only = exceeds_target_kl(self.group.mean({"kl": float(found["kl"])})["kl"], self.target_kl)
+            if idle or (values_only and not of_values):
+                break  # nothing is left to teach, and Adam's momentum alone would move the policy on
+        return self.group.mean({name: float(torch.stack([each[name] for each in told]).mean()) for name in told[0]})
 
     def _prepared(self, adv: torch.Tensor) -> torch.Tensor:
         return (adv - adv.mean()) / (adv.std(correction=0) + 1e-8) if self.normalizes_advantage else adv
 
     def _is_written_out(self) -> bool:
         """Whether gradients are those of `PPOByHand`: a rank alone, with the usual loss."""
-        usual = self.loss_of_policy is policy_loss and self.computing.is_plain
+        usual = self.loss_of_policy is policy_loss and self.computing.is_plain and not self.per_action
         return usual and self.ranks == 1 and self.parallel == "ddp" and PPOByHand.works_for(self.policy)
 
     def _gradients(
         self, model: Callable[..., Any], loss: Callable[..., PPOLoss], rows_B: torch.Tensor, trees: list[Tree],
-        numbers: list[torch.Tensor], values_only: bool,
+        numbers: dict[str, torch.Tensor], values_only: bool,
     ) -> dict[str, torch.Tensor]:  # fmt: skip
         """Those of this rank's part of a minibatch, or of the value net alone. Returns its share of the means."""
-        old, adv, ret, *steps = (column[rows_B] for column in numbers)
-        adv = self._prepared(adv)  # of the whole minibatch, on however many ranks
-        mine, old, adv, ret, *steps = self._part(rows_B, old, adv, ret, *steps)
+        columns = {name: column[rows_B] for name, column in numbers.items()}
+        columns["advantage_B"] = self._prepared(columns["advantage_B"])  # of all its rows, on however many ranks
+        mine, *parts = self._part(rows_B, *columns.values())
+        of = dict(zip(columns, parts, strict=True))
         # relative to a fair one: the mean over the ranks is the mean over all rows
         share = self.ranks * len(mine) / len(rows_B)
         log_prob, entropy, value = model(*(_selected(tree, mine) for tree in trees))
-        if log_prob.dim() == 2:  # a ratio for each action of a chunk, all with the chunk's advantage
-            log_prob, adv = _carried_out(log_prob, old, *steps), adv.unsqueeze(1)
-        found = loss(log_prob, old, adv, value, ret, entropy)
+        entropy, log_prob, old, *proximal = _carried_out(entropy, log_prob, of, self.per_action)
+        if proximal:
+            loss = partial(loss, of_policy=partial(self.loss_of_policy, proximal_log_prob=proximal[0]))
+        adv = of["advantage_B"].unsqueeze(1) if log_prob.dim() == 2 else of["advantage_B"]  # a chunk's for its actions
+        found = loss(log_prob, old, adv, value, of["return_B"], entropy)
         total = found.total
         if values_only:  # every parameter gets a gradient all the same: DistributedDataParallel waits for it
-            total = self.now("vf_coef") * value_loss(value, ret) + 0.0 * (log_prob.sum() + entropy.sum())
+            total = self.now("vf_coef") * value_loss(value, of["return_B"]) + 0.0 * (log_prob.sum() + entropy.sum())
         self.optimizer.zero_grad()
-        if values_only and self._actor_alone is None:
-            self._actor_alone = self._without_value(value)
+        if values_only and self._of_actor is None:
+            self._of_actor = _moving_actions(self.policy, [_selected(tree, mine[:2]) for tree in trees])
         (share * total).backward()
-        for parameter in self._actor_alone or () if values_only else ():
-            parameter.grad = None  # a gradient of zero would let Adam's momentum move it on
+        for name in self._of_actor or () if values_only else ():
+            # a gradient of zero would let Adam's momentum move it on
+            self.policy.get_parameter(name).grad = None
         means = {"policy_loss": found.policy, "value_loss": found.value, "entropy": found.entropy,
                  "kl": found.kl, "clip_fraction": found.clip_fraction}  # fmt: skip
         return {name: share * value.detach() for name, value in means.items()}
-
-    def _without_value(self, value_B: torch.Tensor) -> list[nn.Parameter]:
-        """The parameters on which values do not depend."""
-        learned = [p for p in self.policy.parameters() if p.requires_grad]
-        gradients = torch.autograd.grad(value_B.sum(), learned, retain_graph=True, allow_unused=True)
-        return [p for p, gradient in zip(learned, gradients, strict=True) if gradient is None]
 
     def _part(self, *columns: torch.Tensor) -> list[torch.Tensor]:
         """This rank's rows of a minibatch."""
@@ -339,7 +347,7 @@ class LearnerWorker(TorchWorker):
         training on does not change it.
         """
         with self._together():
-            weights, optimizer = self.weights(), _copied(self.group.whole_state(self.optimizer))
+            weights, optimizer = self.weights(), copied(self.group.whole_state(self.optimizer))
         return {
             "weights": weights, "optimizer": optimizer, "moments": self.moments, "returns": self.returns,
             "rng": self._rng.bit_generator.state,
@@ -351,7 +359,7 @@ class LearnerWorker(TorchWorker):
         if self.group.forget():
             self._begin()  # whole again; the next update shares it out
         self.policy.load(state["weights"])
-        self.optimizer.load_state_dict(_copied(state["optimizer"]))  # torch would go on with the very tensors
+        self.optimizer.load_state_dict(copied(state["optimizer"]))  # torch would go on with the very tensors
         self.moments, self.returns, self.env_steps = state["moments"], state["returns"], state["env_steps"]
         self._rng.bit_generator.state = state["rng"]
         self._made = state["weights"]
@@ -364,13 +372,55 @@ class LearnerWorker(TorchWorker):
             self._made.save(self._save_to)
 
 
-def _copied(state: Any) -> Any:
-    """A state of nested dicts and lists, its tensors in host memory. None of them is the same as there."""
-    if isinstance(state, dict):
-        return {key: _copied(value) for key, value in state.items()}
-    if isinstance(state, list):
-        return [_copied(value) for value in state]
-    return state.detach().to("cpu", copy=True) if isinstance(state, torch.Tensor) else state
+def _numbers(batch: TrainBatch, per_action: bool, device: torch.device) -> dict[str, torch.Tensor]:
+    """What a loss needs of each row, by its name in `Minibatch` of `policies.ppo_by_hand`.
+
+    ``carried_BK``, where log-probabilities are of each action of a chunk: 1 for those that an environment got, else 0.
+    """
+    columns: dict[str, Any] = {name: getattr(batch, name) for name in ("log_prob_B", "advantage_B", "return_B")}
+    if batch.log_prob_B.ndim == 2:
+        actions = batch.log_prob_B.shape[1]
+        steps_B = np.full(len(batch), actions) if batch.steps_B is None else batch.steps_B
+        columns["carried_BK"] = np.arange(actions) < steps_B[:, None]
+    elif per_action:
+        raise ConfigError(
+            "LearnerWorker(per_action=True): this policy gives one log-probability for a whole chunk. Next: leave "
+            "per_action out."
+        )
+    return {n: torch.as_tensor(x, dtype=torch.float32, device=device) for n, x in columns.items()}
+
+
+@torch.no_grad()
+def _log_probs(model: Callable[..., Any], trees: list[Tree], rows: int, at_once: int) -> torch.Tensor:
+    """Of what was done, under the weights as they are now."""
+    parts = [slice(start, start + at_once) for start in range(0, rows, at_once)]
+    return torch.cat([model(*(map_tree(lambda leaf, p=part: leaf[p], t) for t in trees))[0] for part in parts])
+
+
+def _carried_out(
+    entropy: torch.Tensor, log_prob: torch.Tensor, of: Mapping[str, torch.Tensor], per_action: bool
+) -> list[torch.Tensor]:
+    """Entropies; log-probabilities now, when it was done, and before the update if asked for.
+
+    Of chunks without the actions that no environment got, and summed unless ``per_action``.
+    """
+    told = [log_prob, *(of[name] for name in ("log_prob_B", "proximal_B") if name in of)]
+    if "carried_BK" not in of:
+        return [entropy, *told]
+    told = [entropy, *(each * of["carried_BK"] for each in told)]
+    return told if per_action else [each.sum(1) for each in told]
+
+
+def _moving_actions(policy: nn.Module, trees: list[Tree]) -> list[str]:
+    """Names of the parameters on which what is chosen depends.
+
+    The actor's, and of those that it shares with the value net. Asked of the module itself: through a compiled one
+    everything depends on everything.
+    """
+    log_prob, entropy, _ = policy(*trees)
+    learned = {name: p for name, p in policy.named_parameters() if p.requires_grad}
+    gradients = torch.autograd.grad(log_prob.sum() + entropy.sum(), list(learned.values()), allow_unused=True)
+    return [name for name, gradient in zip(learned, gradients, strict=True) if gradient is not None]
 
 
 def _selected(tree: Tree, rows_B: torch.Tensor) -> Tree:
@@ -417,12 +467,6 @@ def _without_resets(batch: TrainBatch, trajectories: list[Trajectory]) -> TrainB
     columns: dict[str, Any] = {field.name: getattr(batch, field.name) for field in fields(batch)}
     kept: dict[str, Any] = {name: None if column is None else rows(column, kept_B) for name, column in columns.items()}
     return TrainBatch(**kept)
-
-
-def _carried_out(log_prob_BK: torch.Tensor, old_BK: torch.Tensor, steps_B: torch.Tensor) -> torch.Tensor:
-    """Actions of a chunk that no environment got teach nothing: their ratio is one."""
-    counts_BK = torch.arange(log_prob_BK.shape[1], device=steps_B.device) < steps_B.unsqueeze(1)
-    return torch.where(counts_BK, log_prob_BK, old_BK)
 
 
 def _tensor(leaf: np.ndarray | torch.Tensor) -> torch.Tensor:

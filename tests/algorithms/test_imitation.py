@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from rlinf_lab.algorithms import clone_loss, dagger_beta, dagger_mix, log_prob, regression_loss
+from rlinf_lab.algorithms import clone_loss, dagger_beta, dagger_mix, log_prob
 from rlinf_lab.errors import ConfigError
 
 
@@ -18,17 +18,11 @@ def test_maximum_likelihood_is_the_experts_mean_and_deviation():
         assert gradient.item() == pytest.approx(0.0, abs=1e-9)
 
 
-def test_padded_steps_of_a_chunk_do_not_count():
-    mine, expert = torch.zeros(1, 3, 2), torch.tensor([[[1.0, 3.0], [2.0, 2.0], [99.0, 99.0]]])
-    mask = torch.tensor([[1.0, 1.0, 0.0]])
-    assert regression_loss(mine, expert, mask).item() == pytest.approx((5 + 4) / 2)
-    assert regression_loss(mine, expert, mask, absolute=True).item() == pytest.approx(2.0)
-
-
 def test_dagger_begins_with_the_expert():
     assert [dagger_beta(i) for i in range(3)] == [1, 0, 0] and dagger_beta(2, decay=0.5) == 0.25
     learner, expert = np.zeros((1000, 2, 3)), np.ones((1000, 2, 3))
-    mixed, who = dagger_mix(learner, expert, 0.3, np.random.default_rng(0))
-    assert (mixed == who[:, None, None]).all() and 0.25 < who.mean() < 0.35
+    coin = np.arange(1000) / 1000
+    assert (dagger_mix(learner, expert, 0.3, coin) == (np.arange(1000) < 300)[:, None, None]).all()
+    assert dagger_mix(learner[:, 0, 0], expert[:, 0, 0], 0.3, coin).sum() == 300  # of a choice, without an axis of its own
     with pytest.raises(ConfigError, match="decay=2"):
         dagger_beta(1, decay=2)

@@ -100,6 +100,25 @@ def test_steps_and_tokens_are_one_loss():
     torch.testing.assert_close(of_steps.kl, of_tokens.kl)
 
 
+@pytest.mark.parametrize("padding", [-200.0, -math.inf, math.nan])
+@pytest.mark.parametrize("of_policy", [
+    policy_loss, reinforce_loss, lambda new, old, *given, **options: decoupled_policy_loss(new, old, *given, proximal_log_prob=old, **options),
+], ids=["ppo", "reinforce", "decoupled"])  # fmt: skip
+def test_padding_may_hold_anything(of_policy, padding):
+    """The loss, what is told of it and the gradient are those without it, with a reference, weights and advantages of tokens, too."""
+    found = []
+    for rest in (0.0, padding):
+        new, old, reference, advantage, mask = tokens(2)
+        advantage = advantage.repeat(1, new.shape[1])
+        new.detach()[mask == 0], old[mask == 0], reference[mask == 0], advantage[mask == 0] = rest, rest, 0.0, rest
+        options = {"reference_log_prob": reference, "kl_coefficient": 0.1, "weight": torch.where(mask > 0, 0.7, rest)}
+        loss = of_policy(new, old, advantage, mask, **options)
+        (gradient,) = torch.autograd.grad(loss.total, new)
+        found.append((loss.total, loss.kl, loss.clip_fraction, loss.reference_kl, gradient))
+    torch.testing.assert_close(found[1], found[0])
+    assert (mask == 0).any() and (found[0][-1][mask == 0] == 0).all()
+
+
 def test_decoupled_ppo_is_unbiased_and_clips_around_the_recent_policy():
     """Summed over the old policy's own distribution, the weight restores the gradient of the recent one."""
     behaviour, near = torch.tensor([[0.5, 0.3, 0.2], [0.3, 0.3, 0.4]], dtype=torch.float64).log()

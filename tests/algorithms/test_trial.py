@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from rlinf_lab.algorithms import PolicyLoss, advantage, gae, loss, policy_loss
+from rlinf_lab.algorithms import PolicyLoss, advantage, decoupled_policy_loss, gae, loss, policy_loss
 from rlinf_lab.algorithms.trial import tried_advantage_of_groups, tried_advantage_of_steps, tried_loss
 from rlinf_lab.errors import ConfigError
 
@@ -38,7 +38,17 @@ def test_a_loss_of_the_usual_form_passes_as_it_is(options: dict[str, Any]) -> No
         return policy_loss(log_prob, old, adv, mask, **more)
 
     assert tried_loss(mine, **options).function is mine
-    assert tried_loss("decoupled_ppo").name == "decoupled_ppo", "whose further arguments are its recipe's"
+
+
+def test_a_loss_around_the_weights_before_the_update_is_of_environments() -> None:
+    """Updates of tokens do not compute what it takes, and have a setting for the same."""
+    def mine(log_prob: Any, old: Any, adv: Any, mask: Any = None, *, proximal_log_prob: Any, **more: Any) -> PolicyLoss:
+        return decoupled_policy_loss(log_prob, old, adv, mask, proximal_log_prob=proximal_log_prob, **more)
+
+    assert tried_loss("decoupled_ppo").name == "decoupled_ppo" and tried_loss(mine).function is mine
+    for loss_of_policy in ("decoupled_ppo", mine):
+        with pytest.raises(ConfigError, match="takes proximal_log_prob.*Next: loss='ppo' with correction='decoupled'"):
+            tried_loss(loss_of_policy, **TOKENS)
 
 
 def test_advantages_give_a_number_for_each() -> None:

@@ -112,10 +112,10 @@ class LabPage:
         """ "idle", "busy", ... as the page knows it."""
         return self.page.evaluate("() => window.jupyterapp.shell.currentWidget?.sessionContext?.session?.kernel?.status ?? 'none'")
 
-    def wait_kernel(self, status: str = "idle", timeout: float = 60) -> None:
+    def wait_kernel(self, status: str = "idle", timeout: float = 120) -> None:
         self.wait_until(lambda: self.kernel_status() == status, f"kernel {status}", timeout)
 
-    def wait_until(self, holds: Any, what: str, timeout: float = 60, every: float = 0.05) -> None:
+    def wait_until(self, holds: Any, what: str, timeout: float = 120, every: float = 0.05) -> None:
         """Poll ``holds()`` until it is true; `AssertionError` says what did not come. To ask the page takes a kernel's core away: of what lasts, ask seldom."""
         end = time.monotonic() + timeout
         while not holds():
@@ -129,7 +129,7 @@ class LabPage:
     def set_theme(self, theme: str) -> None:
         self.execute("apputils:change-theme", theme=THEMES[theme])
         light = "true" if theme == "light" else "false"
-        self.page.wait_for_selector(f'body[data-jp-theme-light="{light}"]', state="attached", timeout=15_000)
+        self.page.wait_for_selector(f'body[data-jp-theme-light="{light}"]', state="attached", timeout=60_000)
 
     def save(self) -> None:
         """Save the notebook, and wait until that is done. While it is being saved the command does nothing, so what is under way ends before."""
@@ -141,7 +141,7 @@ class LabPage:
         self._wait_saved()
         before = self._saves()
         self.page.keyboard.press("Control+s")
-        self.wait_until(lambda: self._saves()["begun"] > before["begun"], "JupyterLab hears Ctrl+S", 5)
+        self.wait_until(lambda: self._saves()["begun"] > before["begun"], "JupyterLab hears Ctrl+S", 60)
         self._wait_saved()
         assert self._saves() == {"begun": before["begun"] + 1, "done": before["done"] + 1, "failed": before["failed"]}, self.dialogs()
 
@@ -149,7 +149,7 @@ class LabPage:
         return self.page.evaluate("() => window.saves")
 
     def _wait_saved(self) -> None:
-        self.wait_until(lambda: not self.page.evaluate(f"() => {IS_SAVING}"), "the notebook is saved", 30)
+        self.wait_until(lambda: not self.page.evaluate(f"() => {IS_SAVING}"), "the notebook is saved", 60)
 
     def dialogs(self) -> list[str]:
         """Texts of the dialogs that JupyterLab shows."""
@@ -161,7 +161,7 @@ class LabPage:
         while shown := self.dialogs():
             seen += shown[-1:]
             self.page.locator(".jp-Dialog").last.press("Escape", timeout=5000)
-            self.wait_until(lambda shown=shown: self.dialogs() != shown, f"dismissing {shown}", 5)
+            self.wait_until(lambda shown=shown: self.dialogs() != shown, f"dismissing {shown}", 60)
         return seen
 
     def reload(self) -> None:
@@ -172,7 +172,7 @@ class LabPage:
     def ready(self) -> None:
         """Wait for this notebook's cells and a kernel; `DialogError` where JupyterLab shows a dialog instead."""
         name = unquote(urlsplit(self.url).path.rsplit("/", 1)[1])
-        self.page.wait_for_function(NOTEBOOK_OR_DIALOG_IS_SHOWN, arg=name, timeout=60_000)
+        self.page.wait_for_function(NOTEBOOK_OR_DIALOG_IS_SHOWN, arg=name, timeout=180_000)  # a page opens late on a busy machine
         self.wait_until(lambda: self.kernel_status() in ("idle", "busy") or self.dialogs(), "a kernel")
         if shown := self.dialogs():
             raise DialogError(f"{name}: {'; '.join(shown)}")

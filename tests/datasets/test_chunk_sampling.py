@@ -48,16 +48,47 @@ def test_every_row_is_equally_likely() -> None:
     assert abs((obs_B < 100).mean() - 0.1) < 0.01  # five standard deviations of a share of a tenth
 
 
-def test_more_data_than_memory_holds_is_streamed_pass_by_pass() -> None:
-    source = Numbered([8] * 30)
-    sampler = ChunkSampler(source, None, 0, memory=5 * source.read(0).nbytes)
+LENGTHS = [np.full(30, 8), np.random.default_rng(0).integers(1, 13, 40), np.array([3, 50, 4, 1, 2, 9, 30])]
+
+
+def streaming(lengths: np.ndarray, rows_held: int, drawn: int = 0) -> tuple[Numbered, ChunkSampler]:
+    source = Numbered(lengths.tolist())
+    sampler = ChunkSampler(source, 2, 0, rows_held * source.read(0).nbytes // int(lengths[0]), drawn)
+    assert not sampler._is_whole
+    return source, sampler
+
+
+@pytest.mark.parametrize("rows_held", [40, 80])
+@pytest.mark.parametrize("lengths", LENGTHS, ids=["equal", "unequal", "longer than memory"])
+def test_as_many_rows_come_from_disk_as_are_drawn(lengths: np.ndarray, rows_held: int) -> None:
+    """In draws of any size: each episode is read once a pass and drawn from as often as others; the window stays within its memory."""
+    source, sampler = streaming(lengths, rows_held)
     source.reads.clear()
-    rng = np.random.default_rng(0)
-    seen = {int(x) // 100 for _ in range(120) for x in sampler.draw(64, rng)[0][:, 0]}
-    assert seen == set(range(30)) and len(sampler._window) == 5
-    assert all(abs(source.reads.count(e) - 4) <= 1 for e in range(30)), "120 draws are four passes"
-    again = ChunkSampler(Numbered([8] * 30), None, 0)
-    assert len(again._window) == 30
+    rng, passes, drawn_E = np.random.default_rng(0), 50, np.zeros(len(lengths))
+    left = passes * int(lengths.sum())
+    while left:
+        count = min(left, int(rng.integers(1, 200)))
+        drawn_E += np.bincount(sampler.draw(count, rng)[0][:, 0].astype(int) // 100, minlength=len(lengths))
+        left -= count
+        held = [int(e.obs_T[0, 0]) // 100 for e in sampler._window]
+        assert len(set(held)) == len(held) and (len(held) == 1 or lengths[held].sum() <= rows_held)
+    assert all(abs(source.reads.count(e) - passes) <= 1 for e in range(len(lengths)))
+    wanted_E = passes * lengths  # a row is drawn once a pass
+    chance_E = 4 * np.sqrt(wanted_E) + 0.1 * wanted_E
+    assert lengths.max() > rows_held / 4 or (abs(drawn_E - wanted_E) < chance_E).all()
+
+
+@pytest.mark.parametrize("lengths", LENGTHS, ids=["equal", "unequal", "longer than memory"])
+def test_a_stream_goes_on_where_another_stood(lengths: np.ndarray) -> None:
+    """What was drawn before counts by its number alone, and is not read again."""
+    for drawn in (1, 37, 500):
+        _, whole = streaming(lengths, 40)
+        for count in (drawn // 2, drawn - drawn // 2):
+            whole.draw(count, np.random.default_rng(1)) if count else None
+        source, rest = streaming(lengths, 40, drawn)
+        assert len(source.reads) <= 1 + len(whole._window) + 2
+        for one, other in zip(whole.draw(99, np.random.default_rng(2)), rest.draw(99, np.random.default_rng(2)), strict=True):
+            np.testing.assert_array_equal(one, other)
 
 
 def test_draws_depend_on_the_generator_alone_while_all_fits() -> None:

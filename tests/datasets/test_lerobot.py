@@ -9,6 +9,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -16,6 +17,7 @@ import pytest
 from gymnasium import spaces
 from made_episodes import ARM, FILMED, RICH, STATE, filmed, made
 
+import rlinf_lab as lab
 from rlinf_lab.datasets import Episode, EpisodeList, read_lerobot, write_lerobot
 from rlinf_lab.datasets.lerobot import layout, writing
 from rlinf_lab.errors import ConfigError
@@ -39,6 +41,22 @@ def test_what_is_written_is_read_back(observation: spaces.Space, action: spaces.
 def _leaves(tree: Any) -> list[np.ndarray]:
     parts = tree.values() if isinstance(tree, dict) else tree if isinstance(tree, tuple) else None
     return [np.asarray(tree)] if parts is None else [leaf for part in parts for leaf in _leaves(part)]
+
+
+def test_what_was_collected_is_written_as_the_simulator_takes_it(tmp_path: Path) -> None:
+    data = lab.collect("Pendulum-v1", lambda obs_NX: np.clip(-obs_NX[:, 2:], -1, 1), episodes=2, max_episode_steps=40)
+    folder = write_lerobot(data, tmp_path / "data")
+    frames = pq.read_table(folder / "data/chunk-000/file-000.parquet").to_pylist()
+    env = gymnasium.make("Pendulum-v1")
+    assert read_lerobot(folder).spec.action_space == env.action_space
+    for row in frames:
+        if row["frame_index"] == 0:
+            obs, _ = env.reset(seed=data[row["episode_index"]].seed)
+        np.testing.assert_array_equal(obs, np.array(row["observation.state"], np.float32))
+        obs, reward, *_ = env.step(np.array([row["action"]], np.float32))
+        assert np.float32(reward) == np.float32(row["next.reward"])
+    stats = json.loads((folder / layout.STATS).read_text())["action"]
+    assert (stats["min"], stats["max"]) == ([-2.0], [2.0])
 
 
 @pytest.mark.parametrize("pictures_a_file", [3, 10**6])
@@ -145,8 +163,48 @@ def truncated(pattern: str) -> Any:
     return changed
 
 
+def ours(**values: Any) -> Any:
+    """Of episode 1 other things are said in our own table."""
+
+    def changed(folder: Path) -> None:
+        table = pq.read_table(folder / layout.OURS)
+        for name, value in values.items():
+            column = [value if i == 1 else v for i, v in enumerate(table[name].to_pylist())]
+            column = column if value is None or type(value) is type(column[0]) else [value] * len(column)
+            table = table.set_column(table.column_names.index(name), name, pa.array(column))
+        pq.write_table(table, folder / layout.OURS)
+
+    return changed
+
+
+def feature(name: str, **changes: Any) -> Any:
+    def changed(folder: Path) -> None:
+        info = json.loads((folder / layout.INFO).read_text())
+        info["features"][name] |= changes
+        (folder / layout.INFO).write_text(json.dumps(info))
+
+    return changed
+
+
 def without(pattern: str) -> Any:
     return lambda folder: next(folder.glob(pattern)).unlink()
+
+
+def npz(array: np.ndarray) -> bytes:
+    return writing.packed({"observation.state": array})
+
+
+def texts(name: str) -> Any:
+    def changed(folder: Path) -> None:
+        path = next((folder / layout.EPISODES).glob("*/*.parquet"))
+        table = pq.read_table(path)
+        pq.write_table(table.set_column(table.column_names.index(name), name, table[name].cast(pa.string())), path)
+
+    return changed
+
+
+def rows_less(name: str) -> Any:
+    return lambda folder: pq.write_table(pq.read_table(folder / name).slice(1), folder / name)
 
 
 FEATURES = {"observation.state": {"dtype": "object", "shape": [3], "names": None}, "action": {"dtype": "float32", "shape": [2], "names": None}}
@@ -177,6 +235,17 @@ HUGE = {**FEATURES, "observation.state": {"dtype": "float32", "shape": [10**9], 
     (column("dataset_to_index", 10**6), "episode 1 has"), (column("data/chunk_index", -1), "chunk_index is -1"),
     (truncated("data/*/*.parquet"), "file-000.parquet: it cannot be read"), (truncated("meta/episodes/*/*.parquet"), "meta/episodes: it cannot be read"),
     (without("data/*/*.parquet"), "file-000.parquet: it cannot be read"), (without("meta/episodes/*/*.parquet"), "meta/episodes: it has no files"),
+    (column("length", None), "meta/episodes: length of episode 1 is None, and integer is needed"),
+    (column("data/file_index", None), "data/file_index of episode 1 is None"), (texts("length"), "length of episode 0 is '"),
+    (ours(seed="x"), "seed of episode 0 is 'x', and integer is needed"), (ours(terminated="no"), "terminated of episode 0 is 'no', and boolean is needed"),
+    (ours(terminated=None), "terminated of episode 1 is None"), (ours(final_obs=b"PK\3\4 and no more"), "a last observation cannot be read"),
+    (ours(final_obs=npz(np.zeros(1 << 24, np.uint8))), "the last observation.state is uint8[16777216], and its space has float32[3]"),
+    (ours(final_obs=npz(np.zeros(7, np.float32))), "the last observation.state is float32[7], and its space has float32[3]"),
+    (ours(final_obs=npz(np.array(["a", "b", "c"]))), "the last observation.state is <U1[3]"),
+    (rows_less(layout.OURS), "it has 4 rows, and there are 5 episodes"), (feature("next.reward", shape=[3]), "feature 'next.reward' is"),
+    (feature("task_index", dtype="float32"), "one whole number of a frame is needed"),
+    (feature("observation.state", shape=[1]), "feature 'observation.state' is float32[1], and its space has float32[3]"),
+    (change(rlinf_lab={"max_episode_steps": "x"}), "max_episode_steps is 'x'"), (change(rlinf_lab={"env": ["a"]}), "env is ['a'], and no id"),
     (truncated("meta/tasks.parquet"), "meta/tasks.parquet: it cannot be read"), (truncated("meta/rlinf_lab/*"), "rlinf_lab/episodes.parquet: it cannot be read"),
 ])  # fmt: skip
 def test_a_damaged_data_set_says_where(damage: Any, said: str, tmp_path: Path) -> None:
@@ -185,6 +254,19 @@ def test_a_damaged_data_set_says_where(damage: Any, said: str, tmp_path: Path) -
     with pytest.raises(ConfigError) as error:
         list(read_lerobot(folder))
     assert said in str(error.value) and "data" in str(error.value)
+
+
+@pytest.mark.parametrize("names", [{"axes": ["height"]}, 5, [], [None], "height"], ids=str)
+def test_what_axes_are_called_may_be_anything(names: Any, tmp_path: Path) -> None:
+    """Of pictures too; and numbers of episodes need no description, only a column."""
+    folder = write_lerobot(filmed(2), tmp_path / "data")
+    feature("observation.images.camera", names=names)(folder)
+    info = json.loads((folder / layout.INFO).read_text())
+    del info["rlinf_lab"], info["features"]["episode_index"]
+    (folder / layout.INFO).write_text(json.dumps(info))
+    for mine, theirs in zip(filmed(2), read_lerobot(folder), strict=True):
+        np.testing.assert_array_equal(mine.obs_T["camera"], theirs.obs_T["images.camera"])
+        assert theirs.seed is None  # of a set that somebody has written anew our own table is none
 
 
 def test_a_picture_is_looked_at_only_where_its_size_is_the_announced_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

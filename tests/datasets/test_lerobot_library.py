@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import gymnasium
 import lerobot_library
 import numpy as np
 import pytest
 from made_episodes import ARM, RICH, STATE, filmed, made
 
+import rlinf_lab as lab
 from rlinf_lab.datasets import read_lerobot, write_lerobot
 from rlinf_lab.datasets.lerobot import layout
 
@@ -43,6 +45,18 @@ def test_lerobot_reads_every_frame(dataset, observation, tmp_path):
             picture = frame["observation.images.camera"].numpy().transpose(1, 2, 0) * 255
             np.testing.assert_allclose(picture, mine.obs_T["camera"][t], atol=1e-3)
     np.testing.assert_allclose(theirs.meta.stats["action"]["mean"], np.concatenate([e.action_T for e in data]).mean(0), rtol=1e-5)
+
+
+def test_gymnasium_plays_what_lerobot_reads_of_what_was_collected(dataset, tmp_path):
+    data = lab.collect("Pendulum-v1", lambda obs_NX: np.clip(-obs_NX[:, 2:], -1, 1), episodes=2, max_episode_steps=20)
+    theirs = dataset("pendulum/swung", root=write_lerobot(data, tmp_path / "data"))
+    env = gymnasium.make("Pendulum-v1")
+    for frame in (theirs[index] for index in range(len(theirs))):
+        if int(frame["frame_index"]) == 0:
+            env.reset(seed=data[int(frame["episode_index"])].seed)
+        _, reward, *_ = env.step(np.atleast_1d(frame["action"].numpy()))
+        assert np.float32(reward) == float(frame["next.reward"])
+    assert float(theirs.meta.stats["action"]["max"][0]) == 2
 
 
 def test_lerobot_reads_every_picture_of_a_video(dataset, tmp_path, monkeypatch):

@@ -11,6 +11,7 @@ import pytest
 from gymnasium import spaces
 from made_episodes import ARM, RICH, STATE, made
 
+import rlinf_lab as lab
 from rlinf_lab.datasets import EpisodeList, minari_data, read_minari, write_minari
 from rlinf_lab.errors import ConfigError, UnknownNameError
 
@@ -40,6 +41,41 @@ def test_what_is_written_is_read_back_by_minari_and_by_us(
         assert mine.differences(again) == "" and mine.seed == again.seed
         np.testing.assert_array_equal(mine.success_T, again.success_T)
     assert pickle.loads(pickle.dumps(back))[3].differences(data[3]) == ""
+
+
+def swung(obs_NX: np.ndarray) -> np.ndarray:
+    """With all the torque that there is."""
+    return np.clip(-obs_NX[:, 2:], -1, 1)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning:gymnasium")
+def test_minari_itself_plays_what_was_collected_here() -> None:
+    data = lab.collect("Pendulum-v1", swung, episodes=2, max_episode_steps=40)
+    write_minari(data, "pendulum/swung-v0")
+    theirs = minari.load_dataset("pendulum/swung-v0")
+    env = theirs.recover_environment()
+    assert theirs.action_space == env.action_space == spaces.Box(-2, 2, (1,)) and theirs.observation_space == env.observation_space
+    for mine, episode in zip(data, theirs, strict=True):
+        assert np.abs(episode.actions).max() == 2
+        obs, _ = env.reset(seed=mine.seed)
+        for t, action in enumerate(episode.actions):
+            np.testing.assert_array_equal(obs, episode.observations[t])
+            obs, reward, terminated, truncated, _ = env.step(action)
+            assert np.float32(reward) == np.float32(episode.rewards[t])
+            assert (terminated, truncated) == (episode.terminations[t], episode.truncations[t])
+        np.testing.assert_array_equal(obs, episode.observations[-1])
+        assert truncated
+
+
+def test_minari_is_not_told_of_an_environment_that_takes_other_actions() -> None:
+    """Data of an earlier version: as a policy acts, in [-1, 1]."""
+    new = lab.collect("Pendulum-v1", swung, episodes=1, max_episode_steps=10)
+    old = EpisodeList(dataclasses.replace(new.spec, action_space=spaces.Box(-1, 1, (1,))), [dataclasses.replace(new[0], action_T=new[0].action_T / 2)])
+    with pytest.warns(UserWarning, match=r"has actions of Box\(-1\.0.*Pendulum-v1 takes Box\(-2\.0.*would play them wrongly\. Next: data of lab\.collect"):
+        write_minari(old, "pendulum/old-v0")
+    with pytest.raises(ValueError, match="env_spec is None"):
+        minari.load_dataset("pendulum/old-v0").recover_environment()
+    assert read_minari("pendulum/old-v0").replay(0).differences(old[0]) == ""
 
 
 def test_what_minari_has_made_is_read() -> None:

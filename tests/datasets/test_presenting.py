@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import pickle
+import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ import pytest
 from gymnasium import spaces
 from made_episodes import made
 
+import rlinf_lab as lab
 from rlinf_lab.datasets import DataSpec, Episode, EpisodeList, read_lerobot, read_minari, write_lerobot
 from rlinf_lab.datasets.lerobot import layout
 from rlinf_lab.datasets.presenting import presented
@@ -52,6 +55,73 @@ def test_what_is_presented_is_executed_as_it_was_recorded(own: spaces.Space) -> 
     space = [part for _, part in leaf_spaces(env.action_space)]
     assert all(part.contains(leaf) for row in rows for part, leaf in zip(space, row, strict=True))
     assert shown.obs_T.dtype == np.float32
+
+
+class Weighs(gymnasium.Env):
+    """Shows the bytes of the action that it got; an episode is 12 steps."""
+
+    def __init__(self, own: spaces.Box) -> None:
+        self.action_space, self.observation_space = own, spaces.Box(0, 255, (own.shape[0] * own.dtype.itemsize,), np.uint8)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.t = 0
+        return np.zeros(self.observation_space.shape, np.uint8), {}
+
+    def step(self, action: np.ndarray) -> Any:
+        self.t += 1
+        return np.frombuffer(action.tobytes(), np.uint8).copy(), 0.0, False, self.t == 12, {}
+
+
+BOXES = [
+    SKEW, *OWN[1:3], spaces.Box(-1, 1e-4, (30,), np.float32), spaces.Box(5, 5.1, (30,), np.float32), spaces.Box(-1e-3, 700, (30,), np.float64),
+    spaces.Box(-1, 1, (30,), np.float32),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.float64])
+@pytest.mark.parametrize("own", BOXES, ids=str)
+def test_what_is_collected_is_what_the_simulator_got_and_is_played_again(own: spaces.Box, kind: type) -> None:
+    rng = np.random.default_rng(0)
+
+    def tried(obs_N: np.ndarray) -> np.ndarray:
+        action_N = rng.uniform(-1, 1, (len(obs_N), *own.shape)) * rng.choice([1, 1e-4], (len(obs_N), 1))
+        action_N[0, :2] = -1, 1
+        given.append(action_N.astype(kind))
+        return given[-1]
+
+    given: list[np.ndarray] = []
+    data = lab.collect(partial(Weighs, own), tried, episodes=3)
+    assert data.spec.action_space == own
+    env = environment(partial(Weighs, own))
+    for i, episode in enumerate(data):
+        assert all(own.contains(action) for action in episode.action_T)
+        seen_T = np.concatenate([episode.obs_T[1:], episode.final_obs[None]])
+        np.testing.assert_array_equal(seen_T.reshape(-1), np.frombuffer(episode.action_T.tobytes(), np.uint8))
+        assert data.replay(i, env).differences(episode) == ""
+        shown = presented(data, env.spec())[i].action_T
+        np.testing.assert_allclose(shown, np.where(own.low == own.high, 0, [action_N[i] for action_N in given]), atol=2e-5)
+        assert shown.dtype == np.float32
+
+
+@pytest.mark.parametrize(
+    ("own", "change", "said"),
+    [
+        (OBSERVED, {"obs_T": np.where(np.arange(60).reshape(20, 3) == 3 * 17 + 1, np.nan, 0)}, "the observation of episode 1, step 17, is array([ 0., nan,  0.]"),
+        (OBSERVED, {"obs_T": np.zeros((20, 2))}, "the observation of episode 1 has the shape (2,) in each step, and its space says (3,)"),
+        (OBSERVED, {"reward_T": np.where(np.arange(20) < 19, 0, np.inf)}, "the reward of episode 1, step 19, is"),
+        (SKEW, {"action_T": np.full((20, 4), -np.inf)}, "the action of episode 1, step 0, is array([-inf"),
+        (spaces.Discrete(4, start=2), {"action_T": np.arange(20) // 4 + 2}, "the action of episode 1, step 16, is"),
+        (OWN[-1], {"action_T": {"arm": np.zeros((20, 2)), "grip": (np.zeros((20, 2)), np.full((20, 4), np.nan))}}, "the action['grip']['1'] of episode 1, step 0, is"),
+    ],
+)  # fmt: skip
+def test_what_is_no_value_of_its_space_is_named_by_episode_and_step(own: spaces.Space, change: dict[str, Any], said: str) -> None:
+    space = SKEW if own is OBSERVED else own
+    good = Episode(np.zeros((20, 3)), sampled(space, np.random.default_rng(0), 20), np.zeros(20, np.float32), True, False)
+    data = EpisodeList(DataSpec(OBSERVED, space), [good, dataclasses.replace(good, **change)])
+    env = EnvSpec("made/Own-v0", OBSERVED, presented_action(space, "made/Own-v0"), native_action_space=space)
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        list(presented(data, env))
+    assert len(list(presented(EpisodeList(data.spec, [e for i, e in enumerate(data) if i != 1]), env))) == 1
 
 
 def swings(seed: int = 0) -> Episode:
@@ -93,6 +163,32 @@ def test_a_minari_data_set_of_others_is_in_units_of_the_policy(tmp_path: Path, m
     shown = presented(data, environment("Pendulum-v1").spec())
     np.testing.assert_array_equal(shown[1].action_T, played[1].action_T / 2)
     assert pickle.loads(pickle.dumps(shown))[0].differences(shown[0]) == "" and len(pickle.dumps(shown)) < 3000
+
+
+def pushed(obs_NX: np.ndarray) -> np.ndarray:
+    return np.clip(-obs_NX[:, 2:] / 3, -1, 1)
+
+
+def test_a_policy_sees_what_was_collected_as_it_acted() -> None:
+    data, env = lab.collect("Pendulum-v1", pushed, episodes=2, max_episode_steps=30), environment("Pendulum-v1").spec()
+    assert data.spec.action_space == env.native_action_space and np.abs(data[0].action_T).max() > 1
+    for episode in presented(data, env):
+        np.testing.assert_array_equal(episode.action_T, pushed(episode.obs_T))
+    cloned = lab.train("clone", data=data, gradient_steps=600, learning_rate=3e-3, folder=False, progress=False, plan=None).wait()
+    away_T = cloned.policy().act(data[0].obs_T) - pushed(data[0].obs_T)
+    assert np.abs(away_T).mean() < 0.1
+
+
+def test_data_that_was_recorded_as_a_policy_acts_stays_as_it_is() -> None:
+    new, env = lab.collect("Pendulum-v1", pushed, episodes=2, max_episode_steps=30), environment("Pendulum-v1").spec()
+    old = EpisodeList(
+        dataclasses.replace(new.spec, action_space=env.action_space), [dataclasses.replace(e, action_T=e.action_T / 2) for e in new]
+    )
+    for i, episode in enumerate(old):
+        assert old.replay(i).differences(episode) == ""
+        assert presented(old, env)[i].differences(presented(new, env)[i]) == ""
+    with pytest.raises(ConfigError, match="different spaces"):
+        new + old
 
 
 def test_actions_of_another_range_are_refused_by_name() -> None:

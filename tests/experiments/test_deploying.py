@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +112,33 @@ def test_observations_are_taken_as_the_environment_gives_them(space: dict[str, A
     for one, action in zip(given, actions, strict=True):
         assert np.allclose(own.act(one), action, atol=1e-6) and own.predict(one)[0].shape == (2,)
     assert own.predict(batch)[0].shape == (2, 2)
+
+
+@pytest.mark.parametrize("value", [np.nan, -np.inf])
+def test_no_action_follows_from_what_is_no_number(value: float) -> None:
+    own = policy()
+    good = {"a": np.zeros(3), "b": 1}
+    with pytest.raises(ConfigError, match=rf"{value} is in the observation\['a'\]"):
+        own.act({**good, "a": np.array([0, value, 0])})
+    with pytest.raises(ConfigError, match=rf"{value} is in the observation\['a'\]"):
+        own.predict({"a": np.array([[0.0] * 3, [0, value, 0]]), "b": np.array([1, 2])})
+    with pytest.raises(ConfigError, match=r"the observation\['a'\] is \{'x': 1\}, which are no numbers"):
+        own.act({**good, "a": {"x": 1}})
+    assert np.isfinite(own.act(good)).all()
+
+
+def test_a_policy_is_exported_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's own writer ends the process on a full disk, so it is given memory."""
+    path = tmp_path / "policy.pt2"
+    path.write_bytes(b"before")
+
+    def full(self: Path, data: bytes) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(ConfigError, match=r"policy\.pt2.*No space left on device.*Next"):
+        policy().export(path)
+    assert path.read_bytes() == b"before" and [*tmp_path.iterdir()] == [path]
 
 
 @pytest.mark.parametrize(("asked", "sent", "wait", "status"), [(True, "SIGTERM", ".wait()", 143), (False, "SIGINT", "", 0)])

@@ -12,7 +12,9 @@ import pytest
 from gymnasium.spaces import Box
 
 import rlinf_lab as lab
-from rlinf_lab.experiments.evaluation import Told, mean_interval, play, student_t95, wilson
+from rlinf_lab.experiments.evaluation import Told, play
+from rlinf_lab.recipes.config import pooled
+from rlinf_lab.records import Episodes, mean_interval, student_t95, wilson
 
 
 class Lengths:
@@ -54,6 +56,17 @@ def test_success_is_there_only_where_the_task_tells() -> None:
     silent, telling = (play(lambda n, tells=tells: Lengths(n, tells), lambda obs: obs, 40, 0, Told(1, 0)) for tells in (False, True))  # type: ignore[misc]
     assert "success_rate" not in silent and "success" not in repr(silent) and "eval_success_rate" not in silent.row()
     assert 0 < telling["success_rate"] < 1 and "success" in repr(telling)
+
+
+def test_an_evaluation_within_a_workflow_is_told_alike() -> None:
+    """What the workers of a workflow have played, and what `evaluate` has, give equal numbers and intervals."""
+    found = play(lambda n: Lengths(n, True), lambda obs: obs, 39, 0, Told(2, 0))
+    assert found.success_E is not None and found.once_E is not None
+    parts = np.array_split(np.arange(39), 3)  # of three ranks
+    told = pooled([Episodes(found.returns_E[i], found.lengths_E[i], found.success_E[i], found.once_E[i]) for i in parts])
+    assert found.as_dict() == {**told, "iteration": 2} and told["success_interval"] == wilson(int(found.success_E.sum()), 39)
+    row = found.row()
+    assert (row["eval_return_low"], row["eval_return_high"]) == told["return_interval"] == mean_interval(found.returns_E)
 
 
 def test_an_environment_that_fails_is_closed() -> None:

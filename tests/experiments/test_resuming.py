@@ -87,6 +87,15 @@ def test_what_begins_anew_is_said_with_the_reason(tmp_path: Path) -> None:
     assert "from the start of episodes (another num_envs)" in repr(run)
 
 
+@pytest.mark.parametrize("other", [{"env": "Acrobot-v1"}, {"net_arch": (32, 32)}])
+def test_weights_of_another_network_do_not_go_on(tmp_path: Path, other: dict[str, Any]) -> None:
+    few: dict[str, Any] = {**PPO, "plan": None, "iterations": 1, "progress": False}
+    lab.train("ppo", "CartPole-v1", folder=tmp_path / "run", **few).wait()
+    with pytest.raises(ConfigError, match=r"These weights are of another policy than .* has: size mismatch .* Next: "):
+        lab.resume(tmp_path / "run", iterations=2, progress=False, **other)
+    assert lab.resume(tmp_path / "run", iterations=2, progress=False).wait().iteration == 2
+
+
 def test_an_environment_that_gymnasium_made_is_kept_by_its_id(tmp_path: Path) -> None:
     """One with arguments of its own is asked for again, by no private name."""
     few: dict[str, Any] = {**PPO, "plan": None, "iterations": 1, "progress": False}

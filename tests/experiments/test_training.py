@@ -124,16 +124,22 @@ def test_the_newest_checkpoints_stay(tmp_path: Path) -> None:
     assert [p.name for p in RunFolder(run.folder).checkpoints()] == ["learner-000004.safetensors", "learner-000005.safetensors"]
 
 
-def test_the_first_checkpoint_comes_after_a_minute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Half a minute an iteration, and one every ten minutes from then on."""
-    now = [0.0]
-    monkeypatch.setattr(keeping, "time", SimpleNamespace(monotonic=lambda: now[0], time=time.time))
+@pytest.mark.parametrize(("write_s", "iterations"), [(0.0, [3, 6, 9, 12]), (2.0, [3, 11, 19]), (20.0, [3, 24])])
+def test_checkpoints_take_a_hundredth_of_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write_s: float, iterations: list[int]) -> None:
+    """Half a minute an iteration; one after a minute, and each ten minutes at least."""
+    now, write = [0.0], RunFolder.write_state
 
     def lasts(_row: Any) -> None:
         now[0] += 30.0
 
-    run = train(folder=tmp_path / "run", keep_checkpoints=9, iterations=25, on_iteration=lasts).wait()
-    assert [p.name[8:14] for p in RunFolder(run.folder).checkpoints()] == ["000003", "000024"]
+    def slowly(self: RunFolder, *args: Any) -> None:
+        write(self, *args)
+        now[0] += write_s
+
+    monkeypatch.setattr(keeping, "time", SimpleNamespace(monotonic=lambda: now[0], time=time.time))
+    monkeypatch.setattr(RunFolder, "write_state", slowly)
+    run = train(folder=tmp_path / "run", keep_checkpoints=99, iterations=25, on_iteration=lasts).wait()
+    assert [int(p.name[8:14]) for p in RunFolder(run.folder).checkpoints()][: len(iterations)] == iterations
 
 
 def test_what_is_saved_of_a_run_that_goes_on_names_its_iteration(tmp_path: Path) -> None:

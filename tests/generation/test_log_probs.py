@@ -15,7 +15,6 @@ from rlinf_lab.generation import (
     LanguageModel,
     token_batch,
     token_log_probs,
-    token_log_probs_and_entropy,
 )
 
 
@@ -39,12 +38,10 @@ def test_packed_rows_give_what_one_text_at_a_time_gives(done, row_tokens):
     batch = token_batch(done, row_tokens=row_tokens)
     with torch.no_grad():
         got = token_log_probs(model(), batch, temperature=0.7)
-        both, entropy = token_log_probs_and_entropy(model(), batch, temperature=0.7)
         for b, expected in enumerate(one_by_one(model(), done, 0.7)):
             torch.testing.assert_close(got[b, : len(expected)], expected, atol=1e-5, rtol=0)
             assert not got[b, len(expected) :].any() and batch.mask_BT[b].sum() == len(expected)
-    torch.testing.assert_close(both, got)
-    assert (entropy[batch.mask_BT] > 0).all() and batch.tokens == sum(map(len, done))
+    assert batch.tokens == sum(map(len, done))
     assert len(batch.ids_RC) < len(done) and f"{batch.tokens} answer tokens" in repr(batch)
 
 

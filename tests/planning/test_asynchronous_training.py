@@ -52,7 +52,7 @@ def test_the_mean_is_the_closed_form(rho, queue):
 @pytest.mark.parametrize("name", POLICIES)
 @settings(max_examples=10, deadline=None)
 @given(
-    st.sampled_from(WHILE_GENERATING), st.integers(0, 2), st.sampled_from([1, 2.5]), st.integers(1, 9),
+    st.sampled_from(WHILE_GENERATING), st.integers(0, 2), st.sampled_from([1, 2.5, math.inf]), st.integers(1, 9),
     st.sampled_from([1, 2, 3]), st.integers(0, 99),
 )  # fmt: skip
 def test_laws_of_every_policy(name, while_generating, bound, queue, slots, size, seed):

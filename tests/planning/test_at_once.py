@@ -190,40 +190,39 @@ def test_a_simulation_in_which_puts_are_done_in_a_row_is_span_for_span_the_same(
 
 
 # --- who leaves a device for whom; streams that somebody joins; where nothing moves ---------------------------------
-def leaving(sizes: list[int], coming: int, memory: int, fixed: tuple[int, ...] = (), working: int = 0) -> list[int]:
-    """Who is moved off the device, one after another there, when one more comes."""
-    engine = Engine(1, memory)
-    for size in sizes:
-        engine.add_process((0,), size=size, offloadable=len(engine.processes) not in fixed)
-    newcomer = engine.add_process((0,), size=coming, working=working)
-    for process in range(len(sizes)):
-        engine.settle([(process, Event.START, 0, 1)])
-        engine.settle([(process, Event.ONLOADED, -1, 0)])
-        engine.settle([(process, Event.DONE, 0, 0)])
-    found = [process for do, process, _, _ in engine.settle([(newcomer, Event.START, 0, 1)]) if do == Do.OFFLOAD]
-    engine.settle([(process, Event.OFFLOADED, -1, 0) for process in found])
-    engine.settle([(newcomer, Event.ONLOADED, -1, 0)])
-    for _ in range(2):  # it works when they have left, and once more, for it is there
-        assert engine.processes[newcomer].state == "run"
-        engine.settle([(newcomer, Event.DONE, 0, 0)])
-        engine.settle([(newcomer, Event.START, 0, 1)])
-    return found
-
-
-@pytest.mark.parametrize(
-    ("sizes", "more", "leave"),
-    [
-        ([1, 1, 1], (1, 3), [0]),  # one is enough
-        ([1, 1, 1], (1, 4), []),
-        ([1, 1, 1], (2, 3), [0, 1]),
-        ([2, 1, 1], (2, 4), [0]),
-        ([1, 1, 1], (1, 3, (0,)), [1]),  # who cannot leave stays
-        ([0, 1, 1], (1, 2), [1]),  # who takes nothing is not in the way
-        ([1, 1, 1], (1, 4, (), 1), [0]),  # what it needs while it works counts
-    ],
-)
-def test_as_few_leave_as_make_room(sizes: list[int], more: tuple[Any, ...], leave: list[int]) -> None:
-    assert leaving(sizes, *more) == leave
+@sweep(100, 400)
+def test_as_few_leave_as_make_room_who_came_first_before_the_others(seeds: range) -> None:
+    """Who keeps nothing or cannot leave stays; of a cell that fits there is room for all; what it needs while it works counts."""
+    left = Counter[int]()
+    for rng in map(random.Random, seeds):
+        memory, all_of_them, there = rng.randint(2, 5), range(rng.randint(3, 6)), list[int]()
+        engine = Engine(1, memory)
+        sizes, working, cells = ([rng.choice(some) for _ in all_of_them] for some in ((0, 1, 1, 2, 3), (0, 0, 1), (None, None, 0, 1)))
+        fixed = {p for p in all_of_them if rng.random() < 0.15}
+        for p in all_of_them:
+            engine.add_process((0,), size=sizes[p], working=working[p], offloadable=p not in fixed, cell=cells[p])
+        for who in rng.choices(all_of_them, k=12):
+            mates = [p for p in all_of_them if p == who or cells[p] == cells[who] is not None]
+            said = engine.settle([(who, Event.START, 0, 1)])
+            while True:  # once more, where one of its cell has left
+                come = [p for p in (mates if sum(sizes[p] for p in mates) <= memory else [who]) if p not in there] if who not in there else []
+                may = [p for p in there if sizes[p] and p not in {*fixed, who}] if come or working[who] else []
+                rest = [working[who] + sum(sizes[p] for p in (*come, *there) if p not in may[:n]) for n in range(len(may) + 1)]
+                leave = next((may[:n] for n, units in enumerate(rest) if units <= memory), may)
+                assert [p for do, p, *_ in said if do == Do.OFFLOAD] == leave
+                left[len(leave)] += 1
+                if not leave:
+                    break
+                for p in leave:
+                    said = engine.settle([(p, Event.OFFLOADED, -1, 0)])
+                there = [p for p in there if p not in leave]
+            assert [p for do, p, *_ in said if do == Do.ONLOAD] == [who] * (who not in there)
+            if who not in there:
+                there.append(who)
+                engine.settle([(who, Event.ONLOADED, -1, 0)])
+            assert engine.processes[who].state == "run"
+            engine.settle([(who, Event.DONE, -1, 0)])
+    assert min(left[n] for n in range(3)) > len(seeds) // 10, left
 
 
 def moved(said: list[tuple[int, int, int, int]]) -> list[tuple[int, int, int, int]]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import heapq
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from rlinf_lab.errors import ConfigError, UnknownNameError
@@ -22,6 +23,8 @@ from rlinf_lab.planning.costs import (
     fit_worker,
 )
 from rlinf_lab.planning.costs.base import REPEAT
+from rlinf_lab.planning.costs.batch import _affine, _errors
+from rlinf_lab.planning.costs.generation import _in_rounds, _starts
 from rlinf_lab.planning.costs.lengths import QUANTILES
 from rlinf_lab.planning.profile.profile import Lengths, ModelShape, Profile, Sample, WorkerProfile
 
@@ -55,12 +58,19 @@ def test_batch_meets_its_samples_and_says_where_it_guesses() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(1, 64), st.integers(1, 500), st.floats(0.01, 100)), min_size=1, max_size=6))
-@settings(max_examples=60, deadline=None)
 def test_batch_is_positive_and_falls_with_fewer_items(rows: list[tuple[int, int, float]]) -> None:
     model = BatchModel(samples(*rows))
     n = np.arange(1, 65)
     large, small = model.seconds(n, 512.0), model.seconds(n, 64.0)
     assert (small >= 0).all() and (large >= small - 1e-9).all() and np.isfinite(large).all()
+
+
+@given(st.lists(st.tuples(st.integers(1, 50_000).map(lambda n: n / 100), st.floats(0.01, 100)), min_size=2, max_size=6), st.booleans())
+@example([(3.0, 2.0), (3.0, 3.0), (3.0, 3.0)], True)  # the sizes are equal, and to the power of 0.8 their mean is another number
+def test_the_error_of_each_exponent_is_that_of_its_fit(rows: list[tuple[float, float]], with_fixed: bool) -> None:
+    x, t = np.array(rows).T
+    several = x ** np.array([[0.5], [0.8], [1.0]])
+    assert _errors(several, t, with_fixed) == pytest.approx([_affine(one, t, with_fixed)[2] for one in several], rel=1e-6, abs=1e-9)
 
 
 # --- generation ------------------------------------------------------------------------------------------
@@ -273,6 +283,21 @@ def test_the_stream_of_a_long_queue_is_even_and_ends_when_it_ends(group: int, re
     assert stream.times[-1] == pytest.approx(float(model.seconds(np.array([8]), 8.0 * requests)[0]), rel=1e-9 if group == 1 else 1e-3)
     assert (np.diff(stream.times) >= 0).all() and stream.times[0] > 0
     assert stream.times / stream.times[-1] == pytest.approx(np.arange(1, 65) / 64, abs=0.1)
+
+
+@pytest.mark.parametrize(("group", "slots", "rounds"), [(1, 3, 2), (8, 20, 5), (QUANTILES // 4, 3, 5)])
+def test_requests_begin_as_in_a_queue_that_holds_all_rounds_of_them(group: int, slots: int, rounds: int) -> None:
+    """A group's rounds follow each other, and whoever is free takes the next request."""
+    tokens = np.random.default_rng(0).exponential(100, QUANTILES) + 5
+    free, begun = [0.0] * slots, dict[int, float]()
+    for first in range(0, QUANTILES, group):
+        for i in [*range(first, first + group)] * rounds:
+            begun.setdefault(i, free[0])
+            heapq.heapreplace(free, free[0] + tokens[i])
+    starts, whole = _starts(tokens, slots), tokens.sum() * rounds / slots
+    found, last = _in_rounds(starts, tokens, group, rounds, whole / rounds), int(np.argmax(starts + tokens))
+    assert found[last] + tokens[last] == pytest.approx(max(free), rel=0.05)
+    assert np.delete(found, last) == pytest.approx(np.delete([begun[i] for i in range(QUANTILES)], last), abs=0.05 * whole)
 
 
 # --- whole items -----------------------------------------------------------------------------------------

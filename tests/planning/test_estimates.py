@@ -193,6 +193,7 @@ def test_a_loop_at_its_channels_is_simulated_as_it_runs() -> None:
     plan = ExecutionPlan.spatial(flow, TWO, APART, micro_batch=2)
 
     def loop(turn):
+        assert (turn.rank, turn.position, turn.count) == (0, 0, 1)
         yield call(0)
         yield call(1)
         yield put("numbers", 10)

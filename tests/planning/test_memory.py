@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import math
 import random
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 
@@ -16,9 +18,11 @@ from random_profiles import chain, random_profile
 from sweeps import sweep
 
 from rlinf_lab.errors import PlanError
-from rlinf_lab.planning.engine.engine import Do, Engine, Event
+from rlinf_lab.planning.engine.engine import Engine
 from rlinf_lab.planning.engine.shared_memory import Overlaps
 from rlinf_lab.planning.forecast.forecast import forecast, graph_of
+from rlinf_lab.planning.placement.colocation import _halves, _too_many
+from rlinf_lab.planning.placement.free_memory import ANY
 from rlinf_lab.planning.placement.memory_units import Turns
 from rlinf_lab.planning.placement.placement import Placement
 from rlinf_lab.planning.placement.search_space import Setting
@@ -194,37 +198,6 @@ def test_who_stays_has_those_leave_beside_whom_it_cannot_work(per_item: float, a
     assert not len(comes), "it never left"
 
 
-def orders(engine: Engine, processes: list[int]) -> list[tuple[str, int]]:
-    """Who is moved when these have the device one after the other."""
-    found = []
-    for process in processes:
-        todo = engine.settle([(process, Event.START, 0, 1)])
-        while todo:
-            do, who, _, _ = todo.pop(0)
-            if do in (Do.OFFLOAD, Do.ONLOAD):
-                found.append((Do(do).name, who))
-                todo += engine.settle([(who, Event.OFFLOADED if do == Do.OFFLOAD else Event.ONLOADED, -1, 0)])
-        engine.settle([(process, Event.DONE, -1, 0)])
-    return found
-
-
-def test_who_stays_is_not_switched_out_and_a_cell_makes_room_for_all_of_it() -> None:
-    """Who stays takes no turn, so it is in nobody's way."""
-    engine = Engine(1, memory=1)
-    stays, first, second = (engine.add_process([0], size=size) for size in (0, 1, 1))
-    assert orders(engine, [stays, first, stays, second, stays, first]) == [
-        ("ONLOAD", stays), ("ONLOAD", first), ("OFFLOAD", first), ("ONLOAD", second), ("OFFLOAD", second), ("ONLOAD", first),
-    ]  # fmt: skip
-    engine = Engine(1, memory=2)
-    a, b, c, d = (engine.add_process([0], size=1, cell=cell) for cell in (0, 0, 1, 1))
-    assert orders(engine, [a, b, c, d]) == [
-        *(("ONLOAD", a), ("ONLOAD", b), ("OFFLOAD", a), ("OFFLOAD", b), ("ONLOAD", c), ("ONLOAD", d)),
-    ]
-    larger = Engine(1, memory=3)
-    a, b = (larger.add_process([0], size=2, cell=0) for _ in range(2))
-    assert orders(larger, [a, b, a]) == [("ONLOAD", a), ("OFFLOAD", a), ("ONLOAD", b), ("OFFLOAD", b), ("ONLOAD", a)], "no room for both: as without a cell"
-
-
 @pytest.mark.parametrize("order", ["abc", "bac"])
 def test_those_that_nothing_links_go_in_the_order_of_the_plan(order: str) -> None:
     """a and b have no edge; c takes the batches of both."""
@@ -306,8 +279,8 @@ def test_plans_fit_as_simulated(profile_of: Callable[[int], Profile], seeds: ran
 
 
 # --- what stays counts where it sits --------------------------------------------------------------------------------
-def keeps(gib: float, seconds: float = 2.0, devices: int = 1, stays: bool = True, **more: object) -> WorkerProfile:
-    return WorkerProfile((Sample(devices, 8.0, seconds),), memory=Memory(gib), offloadable=not stays, **more)
+def keeps(gib: float, stays: bool = True, **more: object) -> WorkerProfile:
+    return WorkerProfile((Sample(1, 8.0, 2.0),), **{"memory": Memory(gib), "offloadable": not stays, **more})
 
 
 SPEEDS = {"A": 1.0, "B": 2.0}
@@ -369,6 +342,41 @@ def test_nothing_beside_a_cell_is_overlooked(seed: int) -> None:
         assert plans.best.seconds == pytest.approx(truth)
         quick = plan(profile, counts, micro_batches=1, simulate=False, quick=True)
         assert not any(p.candidate.placement.misfit() for p in (*plans, quick.best))
+
+
+@sweep(40, 200)
+def test_who_are_too_many_on_a_device_are_as_few_as_can_be(seeds: range) -> None:
+    """All stay. With these it has too little memory, and enough without any one of those that only stay there. Who
+    keeps more than was counted, for it has fewer devices, is halved: of those that are asked for who keeps most more.
+    """
+    found: Counter[bool] = Counter()
+    for rng in map(random.Random, seeds):
+        own, counts = ({n: rng.choice(some) for n in "abcd"} for some in ([4, 8, 20, 32], [1, 2, 4]))
+        some = set(rng.sample("abcd", rng.choice([0, 2, 3])))
+        workers = {
+            n: keeps(gib, memory=Memory(gib, shared_gib=25.0 * (n in some), shared_as="m" * (n in some), sharded=True))
+            for n, gib in own.items()
+        }
+        profile = chain(float(rng.choice([60, 80])), **workers)
+        setting = Setting.of(profile, 4, micro_batches=1)
+        leaves = [Leaf(setting.home[n], (counts[n],), 0) for n in "abcd"]
+        tree = functools.reduce(lambda a, b: Composed(TEMPORAL, a, b, (max(*a.devices, *b.devices),), 0), leaves)
+        placement = Placement(setting, used := setting.arrangements()[0], tree)
+        clash, many = placement.clash(), _too_many(placement)
+        on_first = [n for n in "abcd" if 0 in placement.seats[n].devices]
+        less = [many - {n} for n in many if clash and n != clash.worker]
+        gib = [sum(own[n] / counts[n] for n in those) + 25 * bool(some & {*those}) for those in (on_first, many, *less)]
+        assert bool(many) is (clash is not None) is (gib[0] > profile.device_memory_gib)
+        assert not many or (gib[1] > profile.device_memory_gib >= max(gib[2:], default=0.0))
+        for asked in (None, some):
+            more = {n: own[n] / counts[n] - own[n] / 4 for n in "abcd" if asked is None or n in asked}
+            name = max(more, key=lambda n: (more[n], n), default="")
+            made = [half.forms.window(name) for half in _halves(placement, used, asked)]
+            assert [(w.fewest, w.most) for w in made] == (
+                [(0, counts[name]), (counts[name] + 1, ANY.most)] if more.get(name) else []
+            )
+        found[bool(many)] += 1
+    assert min(found[True], found[False]) > 5, found
 
 
 def test_a_refusal_names_each_kind_of_device_with_its_memory() -> None:

@@ -65,15 +65,18 @@ def test_who_asks_another_host_for_items_pays_a_message_there_and_one_back() -> 
     assert [hops.sending("policy", r, "act", key) for r, key in ((0, 0), (0, 1), (1, 1))] == [0.0, UNIX.busy_s, 0.0]
 
 
-def test_what_the_measured_run_had_is_not_added_again() -> None:
+def test_what_the_measured_run_had_is_not_added_again_and_what_a_plan_does_not_send_is_taken_off() -> None:
     """Computing for messages is in the durations of a run in processes; the flights are not."""
     flow = cell(0.010, 0.020, STEPS)
-    timeline = executed(flow, apart(flow))
-    known = estimate(flow, apart(flow), timeline, messages=(UNIX,))
+    known = estimate(flow, apart(flow), executed(flow, apart(flow)), messages=(UNIX,))
     in_processes = dataclasses.replace(known, in_processes=True)
-    added = known._simulated(apart(flow), 1, True).elapsed_ns - in_processes._simulated(apart(flow), 1, True).elapsed_ns
-    assert added == STEPS * 4 * UNIX.busy_s * 1e9
+    added, there, here = (
+        made._simulated(plan, 1, True).elapsed_ns for made, plan in ((known, apart(flow)), (in_processes, apart(flow)), (in_processes, one(flow)))
+    )
+    assert added - there == STEPS * 4 * UNIX.busy_s * 1e9
     assert in_processes.iteration_seconds(apart(flow)) == pytest.approx(in_processes.measured_seconds)
+    all_but_one = (4 * STEPS - 1) * UNIX.busy_s  # after its last answer the policy does nothing that could be shorter
+    assert there - here == pytest.approx(1e9 * (STEPS * 2 * UNIX.latency_s + all_but_one))
 
 
 def test_a_flight_that_ends_before_its_item_is_wanted_costs_nobody_anything() -> None:
@@ -85,14 +88,6 @@ def test_a_flight_that_ends_before_its_item_is_wanted_costs_nobody_anything() ->
     found = flying.iteration_seconds(plan) - without.iteration_seconds(plan)
     # The policy (20 ms an answer) is busy all the time, but for the first observation's flight and the last answer's.
     assert found == pytest.approx(2 * 0.003)
-
-
-def test_computing_for_messages_that_a_plan_does_not_send_is_taken_off() -> None:
-    flow = cell(0.010, 0.020, STEPS)
-    known = dataclasses.replace(estimate(flow, apart(flow), executed(flow, apart(flow)), messages=(UNIX,)), in_processes=True)
-    here, there = (known._simulated(plan, 1, True).elapsed_ns for plan in (one(flow), apart(flow)))
-    all_but_one = (4 * STEPS - 1) * UNIX.busy_s  # after its last answer the policy does nothing that could be shorter
-    assert there - here == pytest.approx(1e9 * (STEPS * 2 * UNIX.latency_s + all_but_one))
 
 
 def test_flights_are_read_off_the_run() -> None:

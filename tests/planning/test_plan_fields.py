@@ -185,26 +185,25 @@ def test_what_was_checked_cannot_be_changed(change) -> None:
     assert type(plain["micro_batches"]) is dict and ExecutionPlan.from_dict(plain).micro_batches["a"] == 8
 
 
-@pytest.mark.parametrize("use", [lambda p: p.validate(None), lambda p: Simulator(3, p), lambda p: estimate("flow", p, Timeline())])
-def test_a_plan_is_compared_with_a_workflow_or_its_graph(use) -> None:
+WORKFLOW, RUN = r"A Workflow \(or its graph\) is needed, not", r"estimate\(.*Next: run = lab\.run\(flow, plan, 4\)"
+
+
+@pytest.mark.parametrize(
+    ("use", "text"),
+    [
+        (lambda p: p.validate(None), WORKFLOW), (lambda p: Simulator(3, p), WORKFLOW), (lambda p: estimate("flow", p, Timeline()), WORKFLOW),
+        (lambda p: estimate(FLOW), RUN), (lambda p: estimate(FLOW, p), RUN), (lambda p: estimate(FLOW, p, "run"), RUN),
+        *((lambda p, key=key: ExecutionPlan.from_dict({k: v for k, v in p.to_dict().items() if k != key}), f"without the field '{key}'")
+          for key in ("name", "devices", "placements")),
+        (lambda p: p.diff("temporal"), "is compared with another ExecutionPlan, not with 'temporal'"),
+    ],
+)  # fmt: skip
+def test_what_is_missing_beside_a_plan_or_in_it_is_named(use, text: str) -> None:
     plan = ExecutionPlan.from_dict(whole_plan())
-    with pytest.raises(PlanError, match=r"A Workflow \(or its graph\) is needed, not"):
+    with pytest.raises(PlanError, match=text):
         use(plan)
     plan.validate(FLOW)
     assert repr(Simulator(FLOW, plan)) == repr(Simulator(FLOW.graph, plan))
-
-
-@pytest.mark.parametrize("missing", [(), ("plan",), ("plan", "run")])
-def test_an_estimate_needs_the_plan_and_the_timeline_of_a_run(missing: tuple) -> None:
-    given = [ExecutionPlan.from_dict(whole_plan()) if m == "plan" else m for m in missing]
-    with pytest.raises(PlanError, match=r"estimate\(.*Next: run = lab\.run\(flow, plan, 4\)"):
-        estimate(FLOW, *given)
-
-
-@pytest.mark.parametrize("key", ["name", "devices", "placements"])
-def test_a_missing_field_is_named(key: str) -> None:
-    with pytest.raises(PlanError, match=f"without the field '{key}'"):
-        ExecutionPlan.from_dict({k: v for k, v in whole_plan().items() if k != key})
 
 
 @pytest.mark.parametrize(
@@ -230,9 +229,12 @@ def test_what_is_no_plan_at_all(text: Any, match: str) -> None:
         (lambda f: ExecutionPlan.spatial(f, ["cpu:0"], dict.fromkeys(f.workers, 0)), r"on\['source'\] is 0"),
         (lambda f: ExecutionPlan.spatial(f, ["cpu:0"], {key: [0] for key in f.workers}, micro_batch=2.5), r"micro_batches\['a'\] is 2.5"),
         (lambda f: ExecutionPlan.fused_cells(f, ["cpu:0"]), "no cell to fuse"),
+        (lambda f: ExecutionPlan.hybrid(CHAIN, FOUR, {"a": [0], "b": [1], "c": [2]}), r"nobody shares a device\. Next: ExecutionPlan\.spatial"),
+        (lambda f: ExecutionPlan.hybrid(CHAIN, FOUR, {"a": [0], "b": [0, 1], "c": [0]}), r"all do\. Next: ExecutionPlan\.temporal"),
+        (lambda f: ExecutionPlan.hybrid(CHAIN, FOUR, {"a": [0], "b": [0]}), r"no devices for 'c'"),
     ],
 )
-def test_the_three_forms_refuse_wrong_arguments_by_name(make, text) -> None:
+def test_the_forms_refuse_wrong_arguments_by_name(make, text) -> None:
     with pytest.raises(PlanError, match=text):
         make(FLOW)
 
@@ -296,8 +298,6 @@ def test_plans_are_compared_entry_by_entry() -> None:
     assert (lines["micro_batches['c']"], lines["capacities['a']"]) == ("3 -> whole", "4 -> unbounded") and "c whole" in repr(moved)
     back = dict(line.split(": ", 1) for line in moved.diff(plan).splitlines())
     assert {k: " -> ".join(reversed(v.split(" -> "))) for k, v in back.items()} == lines
-    with pytest.raises(PlanError, match="is compared with another ExecutionPlan, not with 'temporal'"):
-        plan.diff("temporal")  # type: ignore[arg-type]
 
 
 def test_what_lab_plan_found_is_saved_and_compared_as_a_plan_is(tmp_path: Path) -> None:
@@ -337,25 +337,11 @@ def test_in_a_hybrid_plan_those_who_share_devices_take_turns_and_the_others_stre
     assert plan.micro_batches == {"ab": 4, "bc": 0} and plan.unused_devices == () and (plan.name, plan.placements["b"]) == ("hybrid", ((2,), (3,)))
 
 
-@pytest.mark.parametrize(
-    ("on", "says"),
-    [
-        ({"a": [0], "b": [1], "c": [2]}, r"nobody shares a device\. Next: ExecutionPlan\.spatial"),
-        ({"a": [0], "b": [0, 1], "c": [0]}, r"all do\. Next: ExecutionPlan\.temporal"),
-        ({"a": [0], "b": [0]}, r"no devices for 'c'"),
-    ],
-)
-def test_what_is_no_hybrid_plan_says_which_form_it_is(on: dict[str, Any], says: str) -> None:
-    with pytest.raises(PlanError, match=says):
-        ExecutionPlan.hybrid(CHAIN, FOUR, on)
-
-
 def test_devices_on_which_nobody_sits_are_named_with_what_would_use_them() -> None:
     plan = ExecutionPlan.temporal(CHAIN, FOUR)
     assert plan.unused_devices == FOUR[1:]
     assert "3 of 4. Next: ranks={'a': 4}, or lab.plan" in repr(plan) and "unused: cpu:1" in plan._repr_html_()
     assert "unused" not in repr(ExecutionPlan.temporal(CHAIN, FOUR, dict.fromkeys("abc", 4)))
-
 
 
 

@@ -296,14 +296,12 @@ def test_what_does_not_fit_the_profile_is_refused_in_words(profile: Profile, fie
 def test_kinds_of_devices() -> None:
     made = planned(two(kinds=KINDS), by_hand(), devices={"H": 4, "L": 4})
     assert made.seconds > planned(two(), by_hand()).seconds, "b is on the slower kind"
-    with pytest.raises(PlanError, match="'b' is on devices of several kinds"):
-        planned(two(kinds=KINDS), by_hand(), devices={"H": 6, "L": 2})
-    with pytest.raises(PlanError, match=r"but plan 'mine' has 8\. Next: 8"):
-        planned(two(), by_hand(), devices=4)
-    with pytest.raises(PlanError, match="needs profile="):
-        planned(flow("ab"), by_hand())
-    with pytest.raises(PlanError, match="an ExecutionPlan is needed"):
-        planned(two(), "plan.json")  # type: ignore[arg-type]
+    for given, plan_, devices, says in (
+        (two(kinds=KINDS), by_hand(), {"H": 6, "L": 2}, "'b' is on devices of several kinds"), (two(), by_hand(), 4, r"but plan 'mine' has 8\. Next: 8"),
+        (flow("ab"), by_hand(), None, "needs profile="), (two(), "plan.json", None, "an ExecutionPlan is needed"),
+    ):  # fmt: skip
+        with pytest.raises(PlanError, match=says):
+            planned(given, plan_, devices=devices)  # type: ignore[arg-type]
 
 
 def test_plans_say_which_devices_one_rank_a_worker_leaves_idle_and_what_measures_more() -> None:

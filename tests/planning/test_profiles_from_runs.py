@@ -19,7 +19,7 @@ from rlinf_lab.errors import PlanError, UnknownNameError
 from rlinf_lab.planning.adapt.replan import replan
 from rlinf_lab.planning.fit.fit import fitted, profile_from_run
 from rlinf_lab.planning.fit.from_trace import profile_from_trace
-from rlinf_lab.planning.fit.habits import Circulation
+from rlinf_lab.planning.fit.habits import Circulation, begins
 from rlinf_lab.planning.fit.samples import Observed
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.planning.planner.planner import plan as search
@@ -57,12 +57,12 @@ def stages() -> Workflow:
     return flow
 
 
-def timeline(flow: Workflow, plan: ExecutionPlan, iterations: int = 3, switch_ns: dict[str, tuple[int, int]] | None = None) -> Timeline:
-    """24 items: 2 ms each in a, the last two 10 ms; 5 + 1 n ms in b; 3 n ms in c and 30 ms after the last batch, 6 ms in another call."""
+def timeline(flow: Workflow, plan: ExecutionPlan, iterations: int = 3, switch_ns: dict[str, tuple[int, int]] | None = None, paces: str = "1") -> Timeline:
+    """24 items: 2 ms each in a, the last two 10 ms, times the pace of the iteration; 5 + 1 n ms in b; 3 n ms in c and 30 ms after the last batch, 6 ms in another call."""
 
     def produce(turn):
         for i in range(24):
-            yield run((10 if i >= 22 else 2) * MS)
+            yield run(int(paces[turn.iteration % len(paces)]) * (10 if i >= 22 else 2) * MS)
             yield put("first")
 
     def convert(turn):
@@ -106,7 +106,10 @@ def test_samples_are_what_was_simulated() -> None:
 
 
 def test_output_curves_show_the_tail() -> None:
-    seen = observed(stages())
+    flow, seen = stages(), observed(stages())
+    plan = ExecutionPlan.temporal(flow, DEVICES[:1])
+    uneven = Observed.of(flow.graph, plan, timeline(flow, plan, 6, paces="153124")).outputs("a")
+    assert uneven[-1] == (pytest.approx(3 * 0.064), 1.0), "of a typical iteration"
     (sample,) = fitted([seen]).workers["a"].samples
     assert sample.outputs[0] == (pytest.approx(0.002), pytest.approx(1 / 24)) and sample.outputs[-1] == (pytest.approx(0.064), 1.0)
     assert all(x[0] < y[0] and x[1] < y[1] for x, y in itertools.pairwise(sample.outputs))
@@ -521,5 +524,6 @@ def test_what_is_in_flight_is_counted_from_what_was_moved() -> None:
     assert (of(-1, *[1, -1] * 4, 1).tokens, of(-1, *[1, -1] * 4, 1).steps) == (1, 5)  # fed from outside: it answers first
     assert of(*[1, 1, 1, -1] * 4).steps == 4 and "gets 4 back" in of(*[1, 1, 1, -1] * 4).doubt
     assert "nothing comes back" in of(1, 1, 1).doubt and "puts nothing" in of(-1, -1).doubt and "puts nothing" in Circulation.of([]).doubt
+    assert begins((1, -1)) and not begins((-1, 1)) and not begins(())
     varies = Circulation.of([{0: [1, -1] * 4}, {0: [1, 1, -1, -1] * 2}, {0: [1, -1] * 4}])
     assert (varies.tokens, varies.steps) == (1, 4.0) and "between 1 and 2" in varies.doubt

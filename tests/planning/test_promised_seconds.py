@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 import random
 from collections import Counter
 from collections.abc import Mapping
@@ -18,6 +19,7 @@ from timed_flows import Costs, Timed, timed
 
 import rlinf_lab as lab
 from rlinf_lab.planning.costs import BatchModel
+from rlinf_lab.planning.forecast.bundles import MAX_BUNDLES, Bundles
 from rlinf_lab.planning.forecast.per_rank import by_rank
 from rlinf_lab.planning.forecast.stream_estimate import stream_of
 from rlinf_lab.planning.placement.calls import Calls
@@ -214,6 +216,21 @@ def by_chance(seed: int) -> Promise:
     costs = {n: (rng.choice([0.0, 0.0, 0.01]) if n in fed else 0.0, rng.choice([0.002, 0.005, 0.01, 0.04])) for n in names}
     items, most = rng.choice([24, 32, 48]), {n: rng.choice([0, 0, 0, 1, 2]) for n in names}
     return Promise(links, items, costs, 2 + seed % 8, (64, 8)[seed % 2], most=most, in_parts=True)
+
+
+@pytest.mark.parametrize("items", [24, 240, 2520, 5040])
+def test_no_bundle_is_a_part_of_two_micro_batches_or_calls_and_each_rank_has_one_of_each_of_its(items: int) -> None:
+    for promise in (dataclasses.replace(by_chance(seed), items=items) for seed in range(8)):
+        for placement in (p.candidate.placement for p in promise.plans(*promise.made(), simulate=False, quick=True)):
+            bundles = Bundles(placement, placement.setting.profile.edges, 1)
+            calls = {n: s for n, s in placement.seats.items() if n in placement.setting.in_whole_calls}
+            parts = {n: int(placement.calls(s).full) // (s.ranks if n in bundles.by_rank else 1) for n, s in calls.items()}
+            steps = [s.micro_batches for n, s in placement.seats.items() if n not in calls]
+            if math.lcm(max([1, *steps]), items // math.gcd(items, *parts.values())) <= MAX_BUNDLES:
+                assert all(part * bundles.count % items == 0 for part in parts.values()) and bundles.count % max([1, *steps]) == 0
+            for name, seat in placement.seats.items():
+                each = seat.ranks * (seat.micro_batches if name in bundles.by_rank else 1)
+                assert bundles.count == items or not bundles.independent(name) or bundles.count >= each
 
 
 def uneven(planned: Planned) -> bool:

@@ -6,7 +6,8 @@ import itertools
 import random
 from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -17,9 +18,8 @@ from timed_flows import Timed, cell, timed
 import rlinf_lab as lab
 from rlinf_lab.errors import PlanError
 from rlinf_lab.planning.adapt.drift import Window
-from rlinf_lab.planning.adapt.profile_update import told_by_sizes
+from rlinf_lab.planning.adapt.profile_update import _in_turn_with_others, told_by_sizes
 from rlinf_lab.planning.adapt.replan import replan
-from rlinf_lab.planning.cancellation import Abandoned, as_long_as
 from rlinf_lab.planning.forecast.forecast import forecast
 from rlinf_lab.planning.forecast.steady_state import settled, steady
 from rlinf_lab.planning.planner.planner import Planned, plan
@@ -69,15 +69,17 @@ def test_a_passing_disturbance_is_no_drift() -> None:
     assert {d.worker: d.sustained for d in replan(both, best).drifts} == {"a": False, "b": False}
 
 
-def test_cells_and_long_tails() -> None:
-    for name, devices, worker in (("maniskill_openvla", 16, "generator"), ("grpo_7b_long_tail", 64, "rollout")):
-        profile = Profile.load(DOCS / "profiles" / f"{name}.json")
-        best = plan(profile, devices).best
-        calm = replan(run_of(best, profile, 4), best)
-        assert not any(d.sustained for d in calm.drifts) and not any("items" in note for note in calm.notes), "bundles are no other numbers of items"
-        drifting = replan(run_of(best, profile.scaled(worker, 1.5), 4), best)
-        assert [d.worker for d in drifting.drifts if d.sustained] == [worker]
-        assert next(d for d in drifting.drifts if d.worker == worker).factor == pytest.approx(1.5, rel=0.05)
+ON_THE_HOST = WorkerProfile((Sample(0, 64.0, 4.0),), resource="host")
+WITH_A_HOST = Profile(64, {"a": flat(10.0), "r": ON_THE_HOST, "b": flat(10.0)}, (EdgeProfile("a", "r"), EdgeProfile("r", "b")), "host")
+
+
+@pytest.mark.parametrize(("given", "devices", "worker"), [("maniskill_openvla", 16, "generator"), ("grpo_7b_long_tail", 64, "rollout"), (WITH_A_HOST, 8, "r")])
+def test_who_drifts_in_a_cell_with_a_long_tail_or_on_the_host_is_named(given: str | Profile, devices: int, worker: str) -> None:
+    profile = Profile.load(DOCS / "profiles" / f"{given}.json") if isinstance(given, str) else given
+    best = plan(profile, devices).best
+    calm, drifting = (replan(run_of(best, truth, 4), best) for truth in (profile, profile.scaled(worker, 1.5)))
+    assert not any(d.sustained for d in calm.drifts) and not any("items" in note for note in calm.notes), "bundles are no other numbers of items"
+    assert [(d.worker, d.factor) for d in drifting.drifts if d.sustained] == [(worker, pytest.approx(1.5, rel=0.05))]
 
 
 def test_who_computes_beside_the_plans_workers_is_named() -> None:
@@ -99,16 +101,6 @@ def test_what_cannot_be_compared_is_refused() -> None:
         replan(run_of(other, chain()), temporal)
     with pytest.raises(PlanError, match=r"on 8 devices \(cuda:0 to cuda:7\); in the timeline it worked on cuda:0, cuda:1:"):
         replan(run_of(plan(chain(), 2)["temporal"], chain()), temporal)
-
-
-def test_a_worker_on_the_host_is_measured_too() -> None:
-    """It occupies no device, but it runs: without drift nothing is proposed, with drift it is named."""
-    host = WorkerProfile((Sample(0, 64.0, 4.0),), resource="host")
-    profile = Profile(64, {"a": flat(10.0), "r": host, "b": flat(10.0)}, (EdgeProfile("a", "r"), EdgeProfile("r", "b")), "host")
-    best = plan(profile, 8).best
-    calm, drifting = (replan(run_of(best, truth), best) for truth in (profile, profile.scaled("r", 2.0)))
-    assert not any(d.sustained for d in calm.drifts) and {d.worker: d.measured for d in calm.drifts}["r"] == pytest.approx(4.0)
-    assert [d.worker for d in drifting.drifts if d.sustained] == ["r"]
 
 
 def test_a_worker_that_should_take_no_time_and_does_is_planned_with_what_it_took() -> None:
@@ -244,8 +236,12 @@ def test_of_more_ranks_than_tokens_each_is_expected_to_take_what_it_took(sims: i
     seats = {"sim": [[i] for i in range(sims)], "policy": [[sims + i] for i in range(policies)]}
     plan = lab.ExecutionPlan("by hand", devices, seats, {"obs": 1})
     timeline = run(flow, plan).timeline
-    found = lab.replan(timeline, lab.planning.planned(flow, plan, lab.planning.profile_from_run(flow, plan, timeline)))
+    plans = lab.planning.planned(flow, plan, lab.planning.profile_from_run(flow, plan, timeline))
+    found = lab.replan(timeline, plans)
     assert [d.percent for d in found.drifts] == ["0 %", "0 %"] and not found.elapsed.sustained, found
+    for second, expected in (([0.5, 0.5], [2.0, 1.0]), ([], 3.0)):  # nothing was read in an iteration: as planned
+        window: Any = SimpleNamespace(taken=lambda _, second=second: [np.ones(2), np.array(second)], is_simulated=False)
+        assert _in_turn_with_others(plans.candidate, window, "policy", 3.0) == pytest.approx(np.multiply(expected, 3 * sims / policies if second else 1))
 
 
 # --- plans are compared by what the scheduler takes -----------------------------------------------------------------
@@ -293,17 +289,6 @@ def test_what_the_budget_does_not_reach_is_said_and_not_proposed() -> None:
         replan(timeline, planned, moments=0)
     with pytest.raises(PlanError, match=r"replan\(run, None\): a plan of lab\.plan is needed.*Next: plans\.best"):
         replan(timeline)
-
-
-def test_who_wants_no_answer_any_more_gets_none() -> None:
-    planned, truth = three()
-    timeline = run_of(planned, truth)
-    looks: list[int] = []
-    with as_long_as(lambda: looks.append(0) is None):
-        replan(timeline, planned)
-    left = iter(looks[: len(looks) - 1])
-    with pytest.raises(Abandoned), as_long_as(lambda: next(left, None) is not None):
-        replan(timeline, planned)
 
 
 # --- nobody drifts who costs what was said --------------------------------------------------------------------------

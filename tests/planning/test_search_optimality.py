@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import math
 import random
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -19,13 +21,8 @@ from rlinf_lab.planning.forecast.forecast import graph_of
 from rlinf_lab.planning.placement.search_space import Setting
 from rlinf_lab.planning.profile.profile import Memory
 from rlinf_lab.planning.search.effort import FEW_COUNTS, SMOOTH, is_exact, search_of
-from rlinf_lab.planning.search.pareto import ParetoFront, pareto
-from rlinf_lab.planning.search.plan_tree import (
-    SPATIAL,
-    TEMPORAL,
-    evaluate,
-    nodes,
-)
+from rlinf_lab.planning.search.pareto import ParetoFront, lower, pareto, within
+from rlinf_lab.planning.search.plan_tree import SPATIAL, TEMPORAL, evaluate, nodes
 from rlinf_lab.planning.search.problem import FEW_LEAVES, GROUPS, LONG, Cuts, Orders, Problem, subsets
 from rlinf_lab.planning.search.solver import Only, _Solver, guess, near, solve
 
@@ -82,19 +79,13 @@ def test_no_plan_is_better(name: str, seeds: range, monkeypatch: pytest.MonkeyPa
     assert differ or family.other is None
 
 
-def test_pruning_changes_nothing_on_larger_graphs() -> None:
-    for seed in range(8):
-        problem = random_problem(seed, leaves=(4, 6), devices=(20, 40), ticks=100)
-        unpruned = min((f.seconds for f in _Solver(problem, np.inf, Only()).plans()), default=float("inf"))
-        assert seconds(problem) == unpruned, f"seed {seed}"
-
-
 @sweep(20, 100)
-def test_pruning_changes_nothing_in_streams_or_turns_alone(seeds: range) -> None:
-    """Of streams alone more is known: everybody else has devices beside a part, and nobody time-shares."""
+def test_pruning_changes_nothing(seeds: range) -> None:
+    """Nor where all is streamed, of which more is known (everybody else has devices beside a part), or in turns; nor on larger graphs."""
     for seed in seeds:
-        problem = random_problem(seed, leaves=(2, 6), devices=(2, 16) if seed % 4 else (1, 4), ticks=100, kinds=1 if seed % 4 else 2)
-        for only in (Only((SPATIAL,)), Only((TEMPORAL,))):
+        leaves, devices, kinds = (((2, 6), (1, 4), 2), ((4, 6), (20, 40), 1), ((2, 6), (2, 16), 1), ((2, 6), (2, 16), 1))[seed % 4]
+        problem = random_problem(seed, leaves=leaves, devices=devices, ticks=100, kinds=kinds)
+        for only in (Only((SPATIAL,)), Only((TEMPORAL,)), *([Only()] if seed % 4 == 1 else [])):
             unpruned = min((f.seconds for f in _Solver(problem, np.inf, only).plans()), default=np.inf)
             for ceiling in (np.inf, unpruned):
                 assert min((f.seconds for f in solve(problem, ceiling, only)), default=np.inf) == unpruned, f"seed {seed}, {only.kinds}"
@@ -117,21 +108,39 @@ def test_the_enumeration_within_a_limit_is_the_one_without(seeds: range) -> None
         assert best(problem, most=truth - 0.5) >= truth, f"seed {seed}"
 
 
-def test_fronts_keep_what_is_better_in_something() -> None:
-    rng = np.random.default_rng(0)
-    for _ in range(25):
-        size = int(rng.integers(1, 3000))
-        code, fill, period = (rng.integers(0, k, size) for k in (6, 500, 500))
-        period = 1000 - fill + period // 8  # otherwise few points survive
-        none = np.zeros(size, np.int64)
-        kept = pareto(ParetoFront.of(code, fill.astype(float), period.astype(float), 0, none, none), (6,))
-        points = set(zip(kept.code.tolist(), kept.fill.tolist(), kept.period.tolist(), strict=True))
-        given = set(zip(code.tolist(), fill.tolist(), period.tolist(), strict=True))
-        assert points <= given
-        for n, f, p in list(given)[:300]:  # whatever was dropped is matched by something kept
-            assert any(m <= n and a <= f and b <= p for m, a, b in points)
-        for n, f, p in list(points)[:50]:
-            assert not any(m == n and a <= f and b <= p and (a, b) != (f, p) for m, a, b in points)
+@pytest.mark.parametrize("shape", [(7,), (3, 4)])
+def test_tables_and_fronts_are_what_comparing_all_with_all_gives(shape: tuple[int, ...]) -> None:
+    """Of one kind of device and of two, whose numbers are ordered in part only."""
+    rng, codes = np.random.default_rng(0), math.prod(shape)
+    counts = list(np.ndindex(shape))
+    fewer = [[k for k, b in enumerate(counts) if all(x <= y for x, y in zip(b, a, strict=True))] for a in counts]
+    for size in (*range(1, 30), 3000):
+        table = rng.choice([*range(9), np.inf], (2, codes)).astype(float)
+        least = [[min(row[k] for k in some) for some in fewer] for row in table]
+        assert within(table, shape).tolist() == least
+        less = [[min((row[k] for k in fewer[i] if k != i), default=np.inf) for i in range(codes)] for row in table]
+        assert lower(table, shape).tolist() == (table < less).tolist()
+        code, fill, period = (rng.integers(0, k, size) for k in (2 * codes, size, size))
+        period = period if size < 30 else 2 * size - fill + period // 8  # otherwise few points survive
+        points = sorted(set(zip(code.tolist(), fill.tolist(), period.tolist(), strict=True)))
+        front = pareto(ParetoFront.of(code, fill.astype(float), period.astype(float), 0, 0, 0), shape)
+        kept = list(zip(front.code.tolist(), front.fill.tolist(), front.period.tolist(), strict=True))
+
+        def beaten(point: tuple[int, int, int], those: list[tuple[int, int, int]], alike: bool = False) -> bool:
+            g, own, there = point[0] // codes, point[0] % codes, [p for p in those if p != point]
+            on = [own] if alike else fewer[own]
+            return any(c // codes == g and c % codes in on and f <= point[1] and p <= point[2] for c, f, p in there)
+
+        assert kept == sorted(kept) and set(kept) <= set(points) and not any(beaten(p, kept, alike=True) for p in kept)
+        assert all(p in kept or beaten(p, kept) for p in points[::10])
+        fills, falls = front.least_fill(2, shape), front.falling(2, codes)
+        for g in (0, 1) if len(shape) == 1 else ():
+            pairs = itertools.combinations([p for p in kept if p[0] // codes == g], 2)
+            assert falls[g] == all(a < b and f >= h and p >= q for (a, f, p), (b, h, q) in pairs)
+        for g, at in itertools.product(range(2), range(codes)):
+            there = [f for c, f, _ in kept if c // codes == g and c % codes in fewer[at]]
+            assert fills[g, at] == min(there, default=np.inf)
+            assert not there or front.fill[front.best_at(g, at, shape)] == min(there)
 
 
 def test_near_is_nearly_the_best_where_seconds_fall_smoothly() -> None:

@@ -19,6 +19,7 @@ from rlinf_lab.errors import ConfigError, PlanError
 from rlinf_lab.planning.placement.free_memory import APART, SINGLE, TOGETHER, Forms
 from rlinf_lab.planning.placement.placement import Placement
 from rlinf_lab.planning.placement.search_space import Setting
+from rlinf_lab.planning.placement.to_execution_plan import micro_batch_between
 from rlinf_lab.planning.planner.planner import plan
 from rlinf_lab.planning.profile import memory
 from rlinf_lab.planning.profile.profile import (
@@ -31,6 +32,7 @@ from rlinf_lab.planning.profile.profile import (
     Sample,
     WorkerProfile,
 )
+from rlinf_lab.planning.search.plan_tree import Leaf
 from rlinf_lab.planning.search.solver import solve
 from rlinf_lab.planning.simulator.simulator import Simulator
 from rlinf_lab.timeline.record.span import SpanKind
@@ -115,6 +117,16 @@ def test_cells_sit_together_or_apart() -> None:
     assert Setting.of(alone, 16).tables.of(1, 1, forms[1])[0, 16] == pytest.approx(210)
 
 
+@pytest.mark.parametrize(("grain", "taken"), enumerate((12, 6, 3, 1)))
+def test_all_tokens_of_a_part_are_taken_at_once_or_where_parts_are_uneven_one_by_one(grain: int, taken: int) -> None:
+    one = WorkerProfile((Sample(1, 12.0, 1.0),), calls=4, ranks=RankRule(most=1))
+    edges = (EdgeProfile("s", "p"), EdgeProfile("p", "s"))
+    profile = Profile(12, {"s": dataclasses.replace(one, kind="simulator"), "p": one}, edges, cells=(Cell(("s", "p"), (1,), tokens=12),))
+    setting = Setting.of(profile, 1, 8)
+    placement = Placement(setting, setting.arrangements()[0], Leaf(0, (1,), grain))
+    assert [micro_batch_between(placement, edge) for edge in edges] == [taken] * 2
+
+
 def test_kinds_of_devices() -> None:
     fast_a = WorkerProfile((Sample(1, 64.0, 8.0), Sample(1, 64.0, 80.0, kind="cpu")), exponent=1.0)
     mixed = Profile(64, {"a": fast_a, "b": BATCH}, (EdgeProfile("a", "b"),), kinds=(DeviceKind("gpu", memory_gib=10), DeviceKind("cpu", 0.5, 500)))
@@ -155,9 +167,9 @@ def test_who_works_on_the_host_is_not_switched() -> None:
     host = WorkerProfile((Sample(0, 64.0, 4.0),), resource="host", onload_s=3.0, offload_s=2.0)
     three = chain(80.0, a=host, b=dataclasses.replace(BATCH, memory=Memory(50), onload_s=1.0), c=dataclasses.replace(BATCH, memory=Memory(50), offload_s=0.5))
     setting = Setting.of(three, 4)
-    assert [setting.switch_seconds(u) for u in setting.stages] == [(0.0, 0.0), (1.0, 0.0), (0.0, 0.5)]
+    assert [setting.switch_seconds(u) for u in setting.stages] == [(0.0, 0.0), (1.0, 0.0), (0.0, 0.5)] and setting._hosts == 0b001
     ring = three.replace(edges=(EdgeProfile("a", "b"), EdgeProfile("b", "a"), EdgeProfile("b", "c")))
-    assert [Setting.of(ring, 4).switch_seconds(u) for u in Setting.of(ring, 4).stages] == [(1.0, 0.0), (0.0, 0.5)]
+    assert [Setting.of(ring, 4).switch_seconds(u) for u in Setting.of(ring, 4).stages] == [(1.0, 0.0), (0.0, 0.5)] and not Setting.of(ring, 4)._hosts
     free = three.with_worker("a", onload_s=0.0, offload_s=0.0)
     assert plan(three, 4, simulate=False).best.seconds == plan(free, 4, simulate=False).best.seconds
 

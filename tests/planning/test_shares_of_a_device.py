@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 import built
 import pytest
@@ -43,16 +43,22 @@ def test_a_name_is_taken_apart_and_put_together(name: str) -> None:
     assert str(device) == name and device.local == whole(name).rpartition("/")[2]
 
 
-@pytest.mark.parametrize("name", ["cuda:0.0", "cuda:0.01", "cuda.1"])
-def test_what_is_no_share_is_refused(name: str) -> None:
-    with pytest.raises(PlanError, match="is no device"):
-        Device.parse(name)
+FACTOR = "how many times longer work takes when 1, 2, 3"
+
+
+@pytest.mark.parametrize(
+    ("ask", "says"),
+    [
+        *((lambda name=name: Device.parse(name), "is no device") for name in ("cuda:0.0", "cuda:0.01", "cuda.1")),
+        (lambda: ExecutionPlan.temporal(flow(), ["cuda:1", "cuda:0", "cuda:0.2"]),
+         r"has cuda:0 and a share of it, cuda:0\.2.*Next: shares only, 'cuda:0\.1' and 'cuda:0\.2'"),
+        *((lambda bad=bad: checked_factors(bad), FACTOR) for bad in ((2.0,), (1.0, 0.9), (1.0, float("nan")), (1.0, "x"), 3)),
+    ],
+)  # fmt: skip
+def test_what_is_no_share_no_plan_of_shares_and_no_factor_is_refused(ask: Any, says: str) -> None:
+    with pytest.raises(PlanError, match=says):
+        ask()
     assert extended(["cuda:0.1"], 2) == ("cuda:0.1", "cuda:1")
-
-
-def test_all_of_a_device_and_a_share_of_it_are_not_in_one_plan() -> None:
-    with pytest.raises(PlanError, match=r"has cuda:0 and a share of it, cuda:0\.2.*Next: shares only, 'cuda:0\.1' and 'cuda:0\.2'"):
-        ExecutionPlan.temporal(flow(), ["cuda:1", "cuda:0", "cuda:0.2"])
 
 
 def test_shares_of_a_device_are_in_one_process_and_have_the_memory_of_one_device() -> None:
@@ -121,12 +127,6 @@ def test_every_moment_counts_as_often_as_the_cores_that_work_in_it_make_it(seed:
     assert len(after) == len(before) and after.devices == before.devices and after.tracks == before.tracks
     for old, new in zip(before.rows(), after.rows(), strict=True):
         assert (new.start_ns, new.end_ns) == pytest.approx((bare(runs, old.start_ns), bare(runs, old.end_ns)), abs=0.5)
-
-
-@pytest.mark.parametrize("bad", [(2.0,), (1.0, 0.9), (1.0, float("nan")), (1.0, "x"), 3])
-def test_factors_that_cannot_be_are_refused(bad: object) -> None:
-    with pytest.raises(PlanError, match="how many times longer work takes when 1, 2, 3"):
-        checked_factors(cast(Any, bad))
 
 
 class Together(lab.Worker):

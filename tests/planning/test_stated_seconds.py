@@ -109,12 +109,16 @@ NEVER: list[dict[str, object]] = [
 ODD: list[dict[str, object]] = [
     {"seating": [5, 5, 5]}, {"seating": [0, -1]}, {"seating": [0.5]}, {"seating": [-1] * 9}, {"windows": {"nobody": [1, 2, None]}},
     {"windows": {"a": [3, 2, None]}}, {"windows": {"a": [1, "2", None]}}, {"meeting": [["a", "nobody"]]}, {"apart": [["nobody", "a"]]},
+    # of another profile: other workers, or fewer devices than its tree has
+    *({"tree": tree} for tree in (["nobody", [1], 0, 0], ["a", [600], 0, 0], ["a", [1], 60, 0], ["a", [1, 1], 0, 0], ["a", [1], 0, 99])),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("change", [*NEVER, *ODD])
 def test_an_origin_that_no_search_wrote_is_refused_or_makes_no_other_plan(plans: Plans, change: dict[str, object]) -> None:
     execution = plans.best.execution
+    with pytest.raises(PlanError, match="origin is 3; it must be a mapping"):
+        dataclasses.replace(execution, origin=3)
     odd = dataclasses.replace(execution, origin={**execution.origin, **change})
     try:
         found = planned(plans.profile, odd)
@@ -123,17 +127,6 @@ def test_an_origin_that_no_search_wrote_is_refused_or_makes_no_other_plan(plans:
     else:
         assert change in ODD and found.execution == execution
         assert found.seconds in (plans.best.seconds, planned(plans.profile, dataclasses.replace(odd, origin={})).seconds)
-
-
-def test_an_origin_of_another_profile_is_left_alone(plans: Plans) -> None:
-    """Other workers, or fewer devices than its tree: the plan is what its fields say."""
-    execution = plans.best.execution
-    with pytest.raises(PlanError, match="origin is 3; it must be a mapping"):
-        dataclasses.replace(execution, origin=3)
-    seconds = planned(plans.profile, dataclasses.replace(execution, origin={})).seconds
-    for tree in (["nobody", [1], 0, 0], ["a", [600], 0, 0], ["a", [1], 60, 0], ["a", [1, 1], 0, 0], ["a", [1], 0, 99]):
-        other = dataclasses.replace(execution, origin={**execution.origin, "tree": tree})
-        assert planned(plans.profile, other).seconds == seconds
 
 
 @pytest.mark.parametrize(

@@ -77,11 +77,11 @@ def test_the_scheduler_in_virtual_time_agrees() -> None:
 
 
 def test_who_uses_up_a_lead_settles_to_what_its_device_works_for_an_iteration() -> None:
-    """Nothing is repeated: iterations become longer, or shorter, by a second each."""
-    for gaps, each in ((range(1, 11), 6.5), (range(10, 0, -1), 5.5)):
+    """Where nothing is repeated: iterations become longer, or shorter, by a second each. Else to what is repeated."""
+    for gaps, each in ((range(1, 11), 6.5), (range(10, 0, -1), 5.5), ([8, 4, 6] * 4, 6.0)):
         ends = [int(end) * 10**9 for end in np.cumsum(gaps)]
         rows = [("a", 0, ("d",), kind, end - gap * 10**9, end, i) for kind in (SpanKind.RUN, SpanKind.MARK) for i, (end, gap) in enumerate(zip(ends, gaps, strict=True))]
-        assert settled(timeline_of(*rows), 1) == (ends[7] / 1e9, each)
+        assert settled(timeline_of(*rows), 1) == (ends[-3] / 1e9, each)
 
 
 @pytest.mark.parametrize(("made", "devices", "micro_batches"), [
@@ -130,6 +130,18 @@ def test_a_generator_has_a_tail_and_streams() -> None:
     ranks = timeline.to_pandas().query("worker == 'sampler' and kind == 'run'").groupby("rank")["end_ns"].max()
     assert len(ranks) == 4 and ranks.max() == pytest.approx(20e9) and ranks.min() < 20e9
     assert timeline.bubbles().set_index("cause")["seconds"].sum() > 0
+
+
+@pytest.mark.parametrize("cap", [None, 0.5, 1.0, 1.5, 3.0])
+def test_the_fill_of_a_stream_is_the_least_after_which_no_micro_batch_is_late(cap: float | None) -> None:
+    """With so many responses at a time as memory has room for; where it has none others refuse the plan."""
+    sampler = WorkerProfile((Sample(4, 64.0, 20.0),), "generation", lengths=Lengths(1000.0, mean_tokens=200.0), exponent=0.5)
+    setting = Setting.of(chain(sampler=sampler, learner=WORK), 4, 16)
+    model, atoms = setting.models["sampler", ""], 2 ** (setting.granularities - 1)
+    fills, times = setting.tables._lags_at("sampler", model, 4, cap), model.stream(4, 64, atoms, 1, cap if cap and cap >= 1 else None).times
+    for (number, rate), g in itertools.product(enumerate(setting.tables._rates()), range(1, setting.granularities)):
+        late = times[atoms // 2**g - 1 :: atoms // 2**g] / times[-1] - rate * np.arange(2**g) / 2**g - fills[number, g]
+        assert late.max() == pytest.approx(0, abs=1e-9)
 
 
 def test_what_is_put_at_the_end_comes_once_and_then() -> None:

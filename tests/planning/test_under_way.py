@@ -69,38 +69,29 @@ def read(turn: Turn):
 CALLS = [SimCall("s", "make", produce, writes=("sr",)), SimCall("r", "work", read, reads=("sr",), starts_on_device=False)]
 
 
-def ends(timeline: Timeline, worker: str, kind: SpanKind, rank: int = 0) -> list[float]:
-    return [s.end_ns / MS for s in timeline.rows() if s.track.worker == worker and s.track.rank == rank and s.kind == kind]
+BESIDE = SimCall("o", "make", lambda turn: (run(12 * MS) for _ in range(1)))
+APART, TURNS, READERS = (
+    (spots, ExecutionPlan("by hand", ("cpu:0", "cpu:1"), spots, {"sr": 1}))
+    for spots in ({"s": ((0,),), "r": ((1,),)}, {"s": ((0,),), "r": ((1,),), "o": ((1,),)}, {"s": ((0,),), "r": ((0,), (1,))})
+)
+GET, RUN, PUT = SpanKind.GET, SpanKind.RUN, SpanKind.PUT
+FLIGHTS: dict[str, tuple[Any, Far, dict[tuple[str, int, SpanKind], list[float]]]] = {  # plan, flights, when who has done what
+    "who puts goes on, and the end of the stream comes behind": (APART, Far({"sr": 5}), {("s", 0, PUT): [10, 20], ("r", 0, GET): [15, 25, 26]}),
+    "nobody holds a device while an item flies": (TURNS, Far({"sr": 12}), {("o", 0, RUN): [12], ("r", 0, RUN): [23, 33]}),
+    "asked long before, only the answer's way counts": (READERS, Far({}, {("r", 1): 3}), {("r", 1, GET): [23, 30], ("r", 1, RUN): [24]}),
+    "nothing is left when its question is there": (READERS, Far({}, {("r", 1): 25}), {("r", 0, RUN): [21, 22], ("r", 1, GET): [50]}),
+}  # fmt: skip
 
 
-def test_an_item_is_there_when_it_has_flown_and_the_end_of_the_stream_comes_behind_it() -> None:
-    plan = lab.ExecutionPlan.spatial(flow := flow_of(), ["cpu:0", "cpu:1"], {"s": [0], "r": [1]}, micro_batch=1)
-    timeline = Simulator(flow, plan, flights=Far({"sr": 5})).simulate(CALLS)
-    assert ends(timeline, "s", SpanKind.PUT) == [10, 20], "who puts goes on at once"
-    assert ends(timeline, "r", SpanKind.GET) == [15, 25, 26]
-    numbers = [(s.kind, s.flow) for s in timeline.rows() if s.kind in (SpanKind.PUT, SpanKind.GET) and s.items]
-    assert sorted(numbers) == sorted((kind, n) for kind in (SpanKind.PUT, SpanKind.GET) for n in (0, 1)), "arrows join what belongs together"
-
-
-def test_nobody_holds_a_device_while_an_item_flies() -> None:
-    plan = lab.ExecutionPlan.spatial(flow := flow_of("sro"), ["cpu:0", "cpu:1"], {"s": [0], "r": [1], "o": [1]}, micro_batch=1)
-
-    def work(turn: Turn):
-        yield run(12 * MS)
-
-    calls = [CALLS[0], SimCall("o", "make", work), CALLS[1]]
-    timeline = Simulator(flow, plan, flights=Far({"sr": 12})).simulate(calls)
-    assert ends(timeline, "o", SpanKind.RUN) == [12]
-    assert ends(timeline, "r", SpanKind.RUN) == [23, 33]
-
-
-def test_who_asks_another_host_stands_in_line_when_the_question_is_there() -> None:
-    plan = lab.ExecutionPlan("two readers", ("cpu:0", "cpu:1"), {"s": ((0,),), "r": ((0,), (1,))}, {"sr": 1})
-    timeline = Simulator(flow_of(), plan, flights=Far({}, {("r", 1): 3})).simulate(CALLS)
-    assert ends(timeline, "r", SpanKind.GET, rank=1)[0] == 23, "asked long before, so only the answer's way counts"
-    assert ends(timeline, "r", SpanKind.RUN, rank=1) == [24]
-    late = Simulator(flow_of(), plan, flights=Far({}, {("r", 1): 25})).simulate(CALLS)
-    assert ends(late, "r", SpanKind.RUN) == [21, 22] and ends(late, "r", SpanKind.GET, rank=1) == [50], "nothing is left when its question is there"
+@pytest.mark.parametrize("name", FLIGHTS)
+def test_an_item_is_there_when_it_has_flown_and_who_asks_stands_in_line_when_the_question_is_there(name: str) -> None:
+    (spots, plan), flights, expected = FLIGHTS[name]
+    calls = [CALLS[0], *([BESIDE] if "o" in spots else []), CALLS[1]]
+    rows = Simulator(flow_of("".join(spots)), plan, flights=flights).simulate(calls).rows()
+    for who, ends in expected.items():
+        assert [s.end_ns / MS for s in rows if (s.track.worker, s.track.rank, s.kind) == who] == ends, who
+    numbers = [(s.kind, s.flow) for s in rows if s.kind in (GET, PUT) and s.items]
+    assert sorted(numbers) == sorted((kind, n) for kind in (GET, PUT) for n in (0, 1)), "arrows join what belongs together"
 
 
 def passed(timeline: Timeline) -> Counter[tuple[int, str, SpanKind]]:

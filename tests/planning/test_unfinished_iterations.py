@@ -84,13 +84,17 @@ def test_a_drift_is_seen_while_the_run_goes_on(stopped: Stopped, window: int) ->
     assert found.iterations == min(window, LAST - 1)
 
 
-def test_the_timeline_and_its_files_tell_which_came_to_their_end(stopped: Stopped, tmp_path: Path) -> None:
+def test_the_timeline_its_files_and_its_summary_tell_which_came_to_their_end(stopped: Stopped, tmp_path: Path) -> None:
     _, _, timeline = stopped
-    assert LAST in set(timeline.spans["iteration"].tolist())
     timeline.to_parquet(tmp_path / "t.parquet")
     timeline.to_perfetto(tmp_path / "t.json")
     for told in (timeline, Timeline.open(tmp_path / "t.parquet"), Timeline.open(tmp_path / "t.json")):
-        assert whole_iterations(told) == set(range(LAST))
+        assert whole_iterations(told) == set(range(LAST)) and LAST in set(told.spans["iteration"].tolist())
+    summary, failed = timeline.summary(), set(timeline.iterations().query("failed")["iteration"])
+    says = summary.to_dict()
+    assert LAST in says["failed_iterations"] + says["open_iterations"] and set(says["failed_iterations"]) == failed
+    assert f"PART: iteration{'s' * (len(says['failed_iterations'] + says['open_iterations']) > 1)} {LAST}" in str(summary)
+    assert set(timeline.iterations()["iteration"]) - failed == set(range(LAST))
 
 
 def test_profiles_and_estimates_know_nothing_of_the_rest(stopped: Stopped) -> None:
@@ -114,15 +118,6 @@ def test_too_few_that_ended_are_told(stopped: Stopped) -> None:
     run.wait()
     with pytest.raises(PlanError, match=r"2 iterations that came to an end.*Next: replan\(\.\.\.\) after 1 more"):
         lab.replan(run, plan)
-
-
-def test_a_summary_says_what_has_not_come_to_its_end(stopped: Stopped) -> None:
-    _, _, timeline = stopped
-    summary, failed = timeline.summary(), set(timeline.iterations().query("failed")["iteration"])
-    told = summary.to_dict()
-    assert LAST in told["failed_iterations"] + told["open_iterations"] and set(told["failed_iterations"]) == failed
-    assert f"PART: iteration{'s' * (len(told['failed_iterations'] + told['open_iterations']) > 1)} {LAST}" in str(summary)
-    assert set(timeline.iterations()["iteration"]) - failed == set(range(LAST))
 
 
 def test_a_trace_in_which_everything_failed_is_refused() -> None:

@@ -23,7 +23,6 @@ from rlinf_lab.planning.cancellation import Abandoned, as_long_as, check
 from rlinf_lab.planning.costs import GenerationModel, fit_worker, fitted
 from rlinf_lab.planning.forecast.forecast import forecast
 from rlinf_lab.planning.forecast.stream_estimate import follow
-from rlinf_lab.planning.placement.search_space import Setting
 from rlinf_lab.planning.planner.gantt import BUSY, SWITCHING, gantt
 from rlinf_lab.planning.planner.planner import Plans, plan, planned
 from rlinf_lab.planning.planner.ranking import Shown, order, preference
@@ -305,17 +304,6 @@ def test_replanning_is_no_worse_than_planning_again(four: Plans) -> None:
     assert found.then <= (1 + WORTH_SHARE) * 1.005 * plan(truth, len(four.best.devices)).best.seconds
 
 
-@pytest.mark.parametrize("devices", [1, 2, 4])
-def test_what_a_refusal_advises_is_possible(devices: int) -> None:
-    """Not the next refusal: two devices for one worker are too few for another one, and four too small for a third."""
-    profile = Profile.load(DOCS / "grpo_7b_by_hand.json")
-    setting = Setting.of(profile, 8)
-    question = Question({"": devices}, profile.items, setting.micro_batches, 80.0)
-    with pytest.raises(PlanError, match=r"Next: .*\bdevices=8"):
-        question.answer(profile)
-    assert dataclasses.replace(question, devices={"": 8}).answer(profile).best.seconds > 0
-
-
 # --- who wants no answer any more gets none -------------------------------------------------------------------------
 BY_HAND = Profile.load(Path(__file__).parents[2] / "docs" / "profiles" / "grpo_7b_by_hand.json")
 
@@ -332,9 +320,10 @@ def some_looks(number: int) -> Callable[[], bool]:
 
 
 def test_all_that_takes_long_looks_whether_it_is_wanted() -> None:
-    placement = by_hand().best.candidate.placement
+    placement, timeline = by_hand().best.candidate.placement, by_hand().best.simulate(4)
     works: list[Callable[[], object]] = [
         lambda: plan(BY_HAND, 8), lambda: forecast(placement), lambda: follow(placement), lambda: Question.of(by_hand()).answer(BY_HAND),
+        lambda: replan(timeline, by_hand().best),
     ]  # fmt: skip
     for work in works:
         with pytest.raises(Abandoned), as_long_as(lambda: False):

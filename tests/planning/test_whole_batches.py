@@ -62,28 +62,19 @@ def ran(flow: lab.Workflow, plan: Any) -> tuple[float, list[list[int]]]:
 
 
 @pytest.mark.parametrize("once", [True, False])
-@pytest.mark.parametrize(("items", "devices"), [(32, 1), (30, 4), (7, 3), (2, 4)])
-def test_a_run_takes_what_the_plan_says_and_each_rank_has_its_share(items: int, devices: int, once: bool) -> None:
+@pytest.mark.parametrize(("items", "devices", "tight"), [(32, 1, False), (30, 4, False), (7, 3, False), (2, 4, False), (32, 2, True), (32, 3, True)])
+def test_a_run_takes_what_the_plan_says_and_each_rank_has_its_share_which_fits(items: int, devices: int, tight: bool, once: bool) -> None:
     flow, ranks = flow_of(items, once), set()
-    for planned in lab.plan(flow, [f"cpu:{i}" for i in range(devices)], profile_of(items), micro_batches=8):
+    for planned in lab.plan(flow, [f"cpu:{i}" for i in range(devices)], profile_of(items, tight), micro_batches=8):
         took, batches = ran(flow, planned)
         assert took == pytest.approx(planned.seconds, rel=1e-6), planned.shape
         shares = [items * (r + 1) // len(batches) - items * r // len(batches) for r in range(len(batches))]
         assert [sum(sizes) for sizes in batches] == shares and all(len([s for s in sizes if s]) <= 1 for sizes in batches), planned.shape
+        placement = planned.candidate.placement
+        assert not tight or 30 + GIB * max(map(max, batches)) <= max(map(placement.gib, range(devices))) <= CAP, planned.shape
+        assert planned.execution.micro_batches["a"] == 0 and placement.seats["learner"].micro_batches == 1, planned.shape
         ranks.add(len(batches))
     assert max(ranks) > 1 or devices == 1, "some plan has the learner on several devices"
-
-
-@pytest.mark.parametrize("devices", [2, 3])
-def test_what_a_rank_is_handed_fits(devices: int) -> None:
-    items = 32
-    flow = flow_of(items, True)
-    plans = lab.plan(flow, [f"cpu:{i}" for i in range(devices)], profile_of(items, tight=True), micro_batches=8)
-    for planned in plans:
-        _, batches = ran(flow, planned)
-        placement = planned.candidate.placement
-        assert 30 + GIB * max(map(max, batches)) <= max(placement.gib(d) for d in range(devices)) <= CAP, planned.shape
-        assert placement.seats["learner"].micro_batches == 1
 
 
 def test_there_is_no_plan_where_a_share_does_not_fit() -> None:
@@ -114,13 +105,18 @@ class Picky(lab.Worker):
 
     def read(self, inbox: lab.Inbox, how: str) -> list[int]:
         found: list[int] = []
-        for _ in range(2):
-            found += [inbox.take()] if how == "take" else inbox.get(1) if how == "number" else inbox.get_weight(1)
+        for n in range(2):
+            if how == "nowait":
+                there, got = inbox.qsize(), inbox.get_nowait(1)
+                assert (there, got) == ((7, [1]) if n else (0, []))
+                found += got or inbox.get(1)
+            else:
+                found += [inbox.take()] if how == "take" else inbox.get(1) if how == "number" else inbox.get_weight(1)
             self.compute(1.0)
         return found
 
 
-@pytest.mark.parametrize("how", ["number", "weight", "take"])
+@pytest.mark.parametrize("how", ["number", "weight", "take", "nowait"])
 def test_nobody_is_given_a_part_of_a_whole_batch_before_all_is_there(how: str) -> None:
     flow = lab.Workflow("picky")
     batch = flow.channel("batch", whole=True, discard_unread=True)

@@ -76,18 +76,18 @@ def test_an_action_outside_of_its_box_is_recorded_as_the_environment_took_it_and
     with pytest.warns(UserWarning) as told:
         data = collect("Pendulum-v1", turned, episodes=3, max_episode_steps=20)
     assert [str(w.message) for w in told if "turned" in str(w.message)] == [
-        "collect(policy=turned): the action -2 is outside of Box(-1.0, 1.0, (1,), float32). The environment takes -1, and that is what is recorded: actions "
+        "collect(policy=turned): the action -2 is outside of Box(-1.0, 1.0, (1,), float32). The environment takes -1, and that is what is recorded, in its own units: actions "
         "outside of a Box are clipped, as gymnasium's ClipAction does. Next: nothing, if that is meant; else actions within it (a bounded Box is [-1, 1] here, "
         "mapped to the environment's own Box(-2.0, 2.0, (1,), float32))."
     ]
     assert told[0].filename == __file__
     taken = np.concatenate([e.action_T for e in data])
-    assert set(taken.ravel().tolist()) == {-1.0, 0.5} and data.replay(1).differences(data[1]) == ""
+    assert set(taken.ravel().tolist()) == {-2.0, 1.0} and data.replay(1).differences(data[1]) == ""
 
 
 def test_chunks_of_actions_are_clipped_like_single_ones(recwarn):
     data = collect("Pendulum-v1", lambda obs_NX: np.stack([turned(obs_NX)] * 2, axis=1) - 0.25, episodes=1, max_episode_steps=20)
-    assert set(data[0].action_T.ravel().tolist()) == {-1.0, 0.25}
+    assert set(data[0].action_T.ravel().tolist()) == {-2.0, 0.5}
     assert len([w for w in recwarn if "the action -2.25 is outside" in str(w.message)]) == 1
 
 

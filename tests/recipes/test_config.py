@@ -75,7 +75,7 @@ def test_every_recipe_has_these_fields(name):
     recipe, settings = find(name), SETTINGS[name]()
     config = recipe.config.preset(ReachLine, **settings, learners=2, precision="bfloat16", compile=True)
     assert recipe.shares(config)["learner"] == 2
-    for field, value in (("precision", "float16"), ("compile", 1), ("learners", 0), ("learners", 9), ("seed", -1), ("iterations", 0), ("save_to", 3)):
+    for field, value in (("precision", "float16"), ("compile", 1), ("learners", 0), ("learners", 9), ("seed", -1), ("seed", 2**63), ("iterations", 0), ("save_to", 3)):
         with pytest.raises(ConfigError, match=rf"{recipe.config.__name__}\.{field} is {value!r}"):
             recipe.config.preset(ReachLine, **{**settings, field: value})
     with pytest.raises(UnknownNameError, match=r"precission.*Did you mean 'precision'"):

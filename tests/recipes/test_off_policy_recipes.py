@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import re
 import sys
+import warnings
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import gymnasium
 import numpy as np
+import psutil
 import pytest
 
 import rlinf_lab as lab
@@ -54,7 +59,8 @@ def run(build, config, plan, iterations=4, state=None):
 
 @pytest.mark.parametrize(("build", "config", "plans"), [
     (sac.build, SACConfig(**SMALL), PLANS), (td3.build, TD3Config(**SMALL), ("temporal", "fused")),
-], ids=["sac", "td3"])  # fmt: skip
+    (sac.build, SACConfig(**SMALL, n_steps=3), ("temporal", "spatial", "two learners")),
+], ids=["sac", "td3", "sac over three steps"])  # fmt: skip
 def test_the_same_learning_under_every_plan(build, config, plans):
     results = {name: run(build, config, PLANS[name]) for name in plans}
     reference, state = results.pop("temporal")
@@ -74,9 +80,10 @@ def test_the_same_seed_and_plan_give_the_same_curve_bit_for_bit():
     assert curves[0] == curves[1] != curves[2]
 
 
-def test_asynchronous_collecting_acts_with_weights_of_a_bounded_age():
+@pytest.mark.parametrize("n_steps", [1, 3])
+def test_asynchronous_collecting_acts_with_weights_of_a_bounded_age(n_steps):
     plan = partial(ExecutionPlan.spatial, devices=DEVICES, on=ON, staleness=1)
-    flow = sac.build(SACConfig(**SMALL))
+    flow = sac.build(SACConfig(**SMALL, n_steps=n_steps))
     executor = LocalExecutor(flow, plan(flow))
     executor.start()
     try:
@@ -84,8 +91,13 @@ def test_asynchronous_collecting_acts_with_weights_of_a_bounded_age():
         handles = [session.submit() for _ in range(6)]
         session.finish()
         rows = [handle.wait() for handle in handles]
+        kept = session.step("state")["replay"]["rows"]
     finally:
         executor.stop()
+    assert len(kept["reward"]) == 24 * 6 - 4 * (n_steps - 1)
+    led = kept["next_obs"][: -4 * n_steps]  # to the observation of that environment's row n_steps later, where no episode has ended
+    goes_on = (kept.get("discount", np.full(len(kept["reward"]), 0.99))[: -4 * n_steps] > 0.99**n_steps - 1e-4) & (led[:, 1] < 5) & (np.abs(led[:, 0]) >= 0.5)
+    assert goes_on.sum() > 10 and (led[goes_on] == kept["obs"][4 * n_steps :][goes_on]).all()
     assert [row["env_steps"] for row in rows] == [24.0 * i for i in range(1, 7)]
     assert all(0 <= row["staleness"] <= 1 for row in rows)  # the newest weights that are there, and never older than the plan allows
 
@@ -97,7 +109,7 @@ def test_asynchronous_collecting_acts_with_weights_of_a_bounded_age():
     (SACConfig, "target_entropy", "low", "a number, or 'auto'"), (SACConfig, "precision", "float16", "'float32' or 'bfloat16'"),
     (SACConfig, "learners", 17, "at most batch_size = 16"), (SACConfig, "staleness", -1, "at least 0"), (TD3Config, "action_noise", 0.0, "greater than 0"),
     (TD3Config, "target_noise_clip", -0.1, "a number of at least 0"), (SACConfig, "net_arch", 64, "a tuple of whole numbers"),
-    (SACConfig, "total_timesteps", 100, "None where total_timesteps is given"),
+    (SACConfig, "n_steps", 0, "a whole number of at least 1"), (SACConfig, "total_timesteps", 100, "None where total_timesteps is given"),
 ])  # fmt: skip
 def test_a_bad_value_is_named_with_its_limit(config, field, value, limit):
     with pytest.raises(ConfigError) as error:
@@ -131,10 +143,113 @@ def test_the_front_door(algorithm, tmp_path):
     assert run.export(tmp_path / "policy.pt2").exists()
 
 
+def test_a_run_that_ends_before_learning_starts_is_warned():
+    with pytest.warns(UserWarning, match="learning_starts=97: the run has 96 steps in all, and so takes no gradient step"):
+        run = lab.train("sac", "Pendulum-v1", total_timesteps=96, folder=False, **{**SHORT, "learning_starts": 97}).wait()
+    assert run.metrics["gradient_steps"].iloc[-1] == 0
+
+
 def test_a_state_that_is_kept_holds_the_buffer(tmp_path):
     lab.train("sac", "Pendulum-v1", total_timesteps=48, folder=tmp_path / "run", **SHORT).wait()
     replay = RunFolder(tmp_path / "run").state().state["replay"]
+    assert sum(leaf.nbytes for leaf in replay["rows"].values()) == 48 * SACConfig(env="Pendulum-v1").transition_bytes
     assert len(replay["rows"]["reward"]) == 48 and replay["state"]["capacity"] == 1_000_000
+
+
+class Sees(gymnasium.Env):
+    """A picture, and numbers in double precision."""
+
+    observation_space = gymnasium.spaces.Dict(eye=gymnasium.spaces.Box(0, 255, (64, 64, 3), np.uint8), arm=gymnasium.spaces.Box(-9, 9, (3,), np.float64))
+    action_space = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
+
+
+GIB = 2**30
+
+
+@pytest.mark.parametrize("config", [SACConfig, TD3Config])
+@pytest.mark.parametrize(
+    ("settings", "total", "free", "said"),
+    [
+        # 24.6 kB a transition
+        ({"total_timesteps": 10**6}, 64, 32, None),
+        ({"total_timesteps": 10**6}, 64, 16, "warning"),  # 22.9 GiB
+        ({"total_timesteps": 10**6}, 20, 16, "error"),
+        ({"total_timesteps": 10**5}, 20, 16, None),  # 2.3 GiB by the end
+        ({"total_timesteps": 10**5}, 20, 2, "warning"),
+        ({"total_timesteps": 10**5}, 8, 7, "error"),  # the array of pictures, of 11.4 GiB, cannot be had
+        ({"total_timesteps": 10**6, "buffer_size": 100_000}, 8, 7, None),
+        ({"total_timesteps": 10**6, "buffer_size": 100_000}, 2, 1, "error"),
+    ],
+)
+def test_a_buffer_that_does_not_fit_is_said_before_the_run(config, settings, total, free, said, monkeypatch):
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=total * GIB, available=free * GIB))
+    made = config(env=Sees, **settings)
+    assert made.transition_bytes == 2 * (64 * 64 * 3 + 3 * 4) + 2 * 4 + 5
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        try:
+            made.require_memory()
+            found = str(told[0].message) if told else None
+        except ConfigError as error:
+            assert said == "error"
+            found = str(error)
+            made.require_memory(elsewhere=True)
+            assert str(told[0].message) == found
+    assert (found is None) == (said is None)
+    if found is not None:
+        fits = int(re.search(r"Next: buffer_size=([\d_]+), which fits\.$", found)[1])
+        for part in (f"{config.__name__}.buffer_size={made.buffer_size:,}", f"{total}.0 GiB of memory, {free}.0 GiB of it free", "24,613 bytes a transition"):
+            assert part in found
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            replace(made, buffer_size=fits).require_memory()
+        assert fits == made.total_timesteps or fits * made.transition_bytes > 0.85 * free * GIB
+
+
+def test_train_and_resume_ask_for_the_memory_of_a_buffer(tmp_path, monkeypatch):
+    lab.train("sac", "Pendulum-v1", total_timesteps=48, folder=tmp_path / "run", **SHORT).wait()
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=10**6, available=10**6))
+    for start in (partial(lab.train, "td3", "Pendulum-v1", total_timesteps=10**6, folder=False), partial(lab.resume, tmp_path / "run", total_timesteps=10**6)):
+        with pytest.raises(ConfigError, match=r"Config\.buffer_size=1,000,000: of 33 bytes a transition of gymnasium/Pendulum-v1"):
+            start()
+
+
+def over(rows, n, gamma, limit, envs):
+    """Single steps of episodes of ``limit`` steps as transitions over ``n``: next observation, reward and discount of each that is complete."""
+    reward, following = rows["reward"].reshape(-1, envs), rows["next_obs"].reshape(-1, envs, rows["next_obs"].shape[1])
+    found = []
+    for t in range(len(reward) - n + 1):
+        k = min(n, limit - t % limit)
+        found += [(following[t + k - 1, e], sum(gamma**i * reward[t + i, e] for i in range(k)), gamma**k) for e in range(envs)]
+    return (np.array(column, np.float32) for column in zip(*found, strict=True))
+
+
+@pytest.mark.parametrize("algorithm", ["sac", "td3"])
+def test_returns_over_several_steps_reach_the_buffer_and_go_on(algorithm, tmp_path):
+    """Of the same steps, whose actions are drawn before anything is learnt; 12 steps an environment, episodes of 5. A time limit is no end of the task."""
+    settings = {**SHORT, "learning_starts": 48, "train_freq": 2}
+    for n, folder in ((1, "one"), (3, "three")):
+        lab.train(algorithm, "Pendulum-v1", total_timesteps=48, folder=tmp_path / folder, n_steps=n, **settings).wait()
+    one, three = (RunFolder(tmp_path / folder).state().state["replay"]["rows"] for folder in ("one", "three"))
+    assert len(one["reward"]) == 48 and "discount" not in one and len(three["reward"]) == 40
+    assert sum(leaf.nbytes for leaf in three.values()) == 40 * SACConfig(env="Pendulum-v1", n_steps=3).transition_bytes
+    following, reward, discount = over(one, 3, 0.99, 5, 4)
+    np.testing.assert_array_equal(three["next_obs"], following)
+    np.testing.assert_allclose(three["reward"], reward, rtol=1e-5)
+    np.testing.assert_allclose(three["discount"], discount, rtol=1e-6)
+    np.testing.assert_array_equal(three["obs"], one["obs"][:40])
+    again = lab.resume(tmp_path / "three", total_timesteps=96, progress=False).wait()
+    assert again.metrics["gradient_steps"].iloc[-1] == 96 - 40 and again.metrics["critic_loss"].notna().any()
+    assert len(RunFolder(tmp_path / "three").state().state["replay"]["rows"]["reward"]) == 96 - 8
+    with pytest.raises(ConfigError, match=r"n_steps=2, gamma=0.99; the replay buffer to go on with was filled with n_steps=3, gamma=0.99\. Next: n_steps=3"):
+        lab.resume(tmp_path / "three", total_timesteps=144, n_steps=2, progress=False)
+
+
+def test_what_was_summed_has_one_discount():
+    with pytest.raises(ConfigError, match="gamma is .*; it must be a number where n_steps = 3: discounts are kept"):
+        SACConfig(**SMALL, n_steps=3, gamma=linear(0.9, 0.99))
+    with pytest.raises(UnknownNameError, match="'steps' is called 'train_freq' here"):
+        lab.train("sac", "Pendulum-v1", steps=8, folder=False)
 
 
 def swung(obs_NX):
@@ -194,5 +309,15 @@ def test_rlpd_learns_from_demonstrations_too(tmp_path):
     assert again.metrics["gradient_steps"].iloc[-1] == 144
     with pytest.raises(ConfigError, match="data is None; it must be demonstrations"):
         lab.train("rlpd", "Pendulum-v1")
+    with pytest.raises(ConfigError, match="prioritized_replay is True; it must be False: demonstrations are drawn uniformly"):
+        lab.train("rlpd", "Pendulum-v1", data=expert, prioritized_replay=True, **SHORT)
+    several = ReplayBuffer(48)
+    several.add({**expert.rows(expert.order), "discount": np.full(48, 0.9, np.float32)})
+    with pytest.raises(ConfigError, match="data holds a discount, as transitions over several steps do"):
+        lab.train("rlpd", "Pendulum-v1", data=several, folder=False, **SHORT)
+    with pytest.raises(ConfigError, match=r"data is a buffer of single steps, and n_steps is 3\. Next: episodes, transitions of replay.NStep\(3, 0.99\)"):
+        lab.train("rlpd", "Pendulum-v1", data=expert, n_steps=3, folder=False, **SHORT)
+    over_three = lab.train("rlpd", "Pendulum-v1", data=several, n_steps=3, total_timesteps=72, folder=False, **settings).wait()
+    assert over_three.metrics["critic_loss"].notna().sum() == 2
     with pytest.raises(ConfigError, match="has obs of shapes"):
         lab.train("rlpd", ReachLine, data=expert, max_episode_steps=5, folder=False)

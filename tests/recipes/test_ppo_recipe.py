@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -12,9 +13,13 @@ import torch
 
 from rlinf_lab.errors import ConfigError, RenamedError, UnknownNameError
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
-from rlinf_lab.policies import PolicyWeights
-from rlinf_lab.recipes.ppo import OLD_NAMES, PRESETS, PPOConfig, build, build_evaluation, pooled
+from rlinf_lab.policies import Flow
+from rlinf_lab.policies.transformer import make_chunk_transformer
+from rlinf_lab.recipes.clone import CloneConfig
+from rlinf_lab.recipes.config import pooled
+from rlinf_lab.recipes.ppo import OLD_NAMES, PRESETS, PPOConfig, build
 from rlinf_lab.recipes.schedules import linear
+from rlinf_lab.recipes.starting_policy import StartingPolicy
 from rlinf_lab.records import Episodes
 from rlinf_lab.runtime.executors.local import LocalExecutor
 from rlinf_lab.runtime.session.session import Session
@@ -64,6 +69,8 @@ def test_the_usual_batch_is_at_most_what_an_iteration_has(changes, size):
 def test_a_batch_that_was_asked_for_stays_and_the_largest_one_is_said():
     with pytest.raises(ConfigError, match=r"batch_size is 256; it must be at most .* = 128\. Next: batch_size=128"):
         PPOConfig.preset("CartPole-v1", num_envs=1, batch_size=256)
+    with pytest.raises(ConfigError, match="n_steps is 1; it must be such that num_envs × n_steps, which is 1, is at least 2"):
+        PPOConfig.preset("CartPole-v1", num_envs=1, n_steps=1)
     with pytest.raises(ConfigError, match="num_envs is '1'"):
         PPOConfig.preset("CartPole-v1", num_envs="1")
 
@@ -130,6 +137,21 @@ def test_chunks_of_one_action_are_single_actions(per_action):
             assert ours[name] == pytest.approx(value, rel=1e-4, abs=1e-6), name
 
 
+@pytest.mark.parametrize(("policy", "shape"), [
+    (None, (4, 5)), (partial(make_chunk_transformer, chunk=5, width=8, heads=2, depth=1), (4, 5)),
+    (StartingPolicy("clone", CloneConfig(LineEnv, max_episode_steps=5, chunk_size=5)), (4, 5)),
+    (StartingPolicy("clone", CloneConfig(LineEnv, max_episode_steps=5, chunk_size=5, flow=Flow())), (4, 5)),
+    (StartingPolicy("clone", CloneConfig(LineEnv, max_episode_steps=5, chunk_size=5, flow=Flow(noisy_steps=2))), (4,)),
+], ids=["own", "transformer", "clone", "flow", "flow of two noisy steps"])  # fmt: skip
+def test_log_probabilities_of_a_chunk_are_those_of_its_actions(policy, shape):
+    """Where they do not depend on one another: so the last of an episode's chunk can be left out, also by what goes on from a clone."""
+    made = dataclasses.replace(SMALL, chunk_size=5, batch_size=4, policy=policy).make_policy()()
+    obs = np.zeros((4, 2), np.float32)
+    action, log_prob = made.act(obs, made.draw_noise(np.random.default_rng(0), 4))
+    assert log_prob.shape == shape
+    np.testing.assert_allclose(made.evaluate_actions(obs, action)[0].detach(), log_prob, atol=1e-3)
+
+
 def test_the_same_learning_of_chunks_under_every_plan():
     config = dataclasses.replace(SMALL, chunk_size=5, batch_size=4, reward="success", critic_warmup=1, target_kl=0.1)
     results = {name: run(config, plan) for name, plan in PLANS.items()}
@@ -157,22 +179,6 @@ def test_an_advantage_and_a_loss_of_ones_own_are_used_by_name():
         dataclasses.replace(SMALL, advantage="grpo")
     with pytest.raises(UnknownNameError, match="Did you mean 'against'"):
         dataclasses.replace(SMALL, loss="againts")
-
-
-def test_saved_weights_are_evaluated_by_a_workflow_of_their_own(tmp_path):
-    path = tmp_path / "policy.safetensors"
-    config = PPOConfig(LineEnv, max_episode_steps=5, num_envs=4, n_steps=10, batch_size=10, save_to=str(path))
-    run(config, PLANS["temporal"], 1)
-    weights = PolicyWeights.load(path)
-    assert weights.version == 2
-    flow = build_evaluation(config, weights, episodes=8)
-    executor = LocalExecutor(flow, ExecutionPlan.temporal(flow, DEVICES))
-    executor.start()
-    try:
-        score = Session(executor).step()
-    finally:
-        executor.stop()
-    assert score["episodes"] == 8 and np.isfinite(score["return"])
 
 
 def test_a_run_goes_on_where_another_stopped():

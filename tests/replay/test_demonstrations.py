@@ -7,8 +7,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+import rlinf_lab as lab
+from rlinf_lab.datasets.presenting import presented
 from rlinf_lab.errors import ConfigError
 from rlinf_lab.replay import ReplayBuffer, demonstrations
+from rlinf_lab.vecenv import environment
 
 
 def episode(first, steps, *, terminated=False, final=True):
@@ -60,3 +63,12 @@ def test_rewarded_for_success_an_episode_ends_where_the_task_first_succeeds():
     assert rows["reward"].tolist() == [0, 1, 0, 0, 0, 1] and rows["terminated"].tolist() == [False, True, False, False, False, True]
     with pytest.raises(ConfigError, match="episode 0 says nothing about success"):
         demonstrations([episode(0, 3)], reward="success")
+
+
+def test_a_buffer_holds_what_policies_choose() -> None:
+    """A data set is in the environment's own units, and a buffer says nothing of them."""
+    data = lab.collect("Pendulum-v1", lambda obs_N: np.full((len(obs_N), 1), 0.5, np.float32), episodes=2, max_episode_steps=5)
+    with pytest.raises(ConfigError, match=r"own units, Box\(-2.0, 2.0, .* holds what policies choose, in \[-1, 1\]. Next: "):
+        demonstrations(data)
+    buffer = demonstrations(presented(data, environment("Pendulum-v1").spec()))
+    assert (buffer.rows(buffer.order)["action"] == 0.5).all() and len(buffer) == 10

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.numpy import save_file
 
 from rlinf_lab.errors import ConfigError
-from rlinf_lab.replay import PrioritisedReplayBuffer, ReplayBuffer, symmetric_sample
+from rlinf_lab.replay import PrioritisedReplayBuffer, ReplayBuffer
 from rlinf_lab.replay.flat import flat, nested
 from rlinf_lab.replay.prioritised import SumTree
 
@@ -91,6 +94,18 @@ def test_files_that_are_something_else(tmp_path):
         ReplayBuffer.load(tmp_path / "none")
 
 
+@pytest.mark.parametrize(("state", "said"), [
+    ({"capacity": 10**13, "next": 0}, "MemoryError"), ({"capacity": 10, "next": 3}, "KeyError: 'rng'"), ({}, "KeyError: 'capacity'"),
+    ({"capacity": 10, "rng": "x"}, "does not hold the state"), ([], "does not hold the state"),
+], ids=str)  # fmt: skip
+def test_a_state_of_somebody_else_is_refused(state, said, tmp_path):
+    meta = {"format": "rlinf_lab replay 1", "kind": "ReplayBuffer", "state": json.dumps(state)}
+    save_file({"row:obs": np.zeros((3, 4), np.float32)}, path := tmp_path / "replay.safetensors", metadata=meta)
+    with pytest.raises(ConfigError, match="does not hold the state of a ReplayBuffer") as error:
+        ReplayBuffer.load(path)
+    assert said in str(error.value) and str(path) in str(error.value)
+
+
 def test_what_does_not_fit_is_named():
     buffer = ReplayBuffer(4)
     with pytest.raises(ConfigError, match="nothing to sample"):
@@ -137,12 +152,3 @@ def test_priorities_decide_and_weights_undo_it():
     assert (np.bincount(buffer.sample(50_000).index_B, minlength=4)[0] / 50_000) == pytest.approx(4 / 13, abs=0.002)
     with pytest.raises(ConfigError, match="nan"):
         buffer.update(index, [1, 2, float("nan"), 3])
-
-
-def test_symmetric_sampling_takes_half_of_each():
-    online, offline = ReplayBuffer(50, seed=1), ReplayBuffer(50, seed=2)
-    offline.add(transitions(range(100, 120)))
-    assert (symmetric_sample(online, offline, 8)["obs"]["joints"][0] >= 100).all()
-    online.add(transitions(range(20)))
-    mixed = symmetric_sample(online, offline, 9, offline_share=1 / 3)
-    assert (mixed["obs"]["joints"][0] >= 100).tolist() == [False] * 6 + [True] * 3

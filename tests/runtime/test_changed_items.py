@@ -19,6 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlinf_lab.errors import WorkerError
+from rlinf_lab.planning.engine.queue_order import Groups
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.runtime.run.preflight import check
 from rlinf_lab.runtime.run.run import session
@@ -194,3 +195,13 @@ def test_the_smallest_rank_goes_first_and_of_equals_the_first_or_the_last_put(pu
     assert len(ordered) == len(put)
     order = sorted(put, key=lambda it: -it[1] if last_first else it if ranked else it[1])
     assert unpacked(ordered.take(len(put))) == [number for _, number in order] and len(ordered) == 0
+
+
+@given(st.permutations([key for key in range(4) for _ in range(3)]), st.booleans())
+def test_a_group_is_given_whole_as_one_item(keys: list[int], oldest_first: bool) -> None:
+    ordered, whole = Ordered(groups=Groups(3, oldest_first)), [keys[: i + 1].count(key) == 3 for i, key in enumerate(keys)]
+    assert [ordered.store(parcel, [key]) for parcel, key in zip(parcels_of([1] * 12, False), keys, strict=True)] == whole
+    order = sorted(range(4), key=keys.index) if oldest_first else [key for key, last in zip(keys, whole, strict=True) if last]
+    pieces = ordered.take(4)
+    assert [(piece.lo, piece.hi) for piece in pieces] == [(0, 1)] * 4
+    assert [[keys[n] for n in piece.content()[1][0]] for piece in pieces] == [[key] * 3 for key in order]

@@ -99,9 +99,9 @@ def on(device: str) -> ExecutionPlan:
 
 @pytest.mark.parametrize("start", [run, LocalExecutor, RayExecutor, lambda f, p: session(f, p).__enter__(), lambda f, p: run(f, p, 1, executor="ray")])
 def test_cores_that_do_not_exist_are_refused_by_name(flow: Workflow, start: Any) -> None:
-    there = r"Plan 'there' uses cpu:99, which this machine does not have; lab\.devices\(\) is \['cpu:0', 'cpu:1'\]"
+    there = r"Plan 'there' uses cpu:2, which this machine does not have; lab\.devices\(\) is \['cpu:0', 'cpu:1'\]"
     with pytest.raises(PlanError, match=there + r"\. Next: .*emulate=True"):
-        start(flow, on("cpu:99"))
+        start(flow, on("cpu:2"))
 
 
 def test_cores_can_be_shared_when_that_is_meant_and_gpus_cannot(flow: Workflow) -> None:

@@ -3,7 +3,6 @@ all is built there in its turn: what is there leaves first, and comes back to it
 
 from __future__ import annotations
 
-import itertools
 import threading
 from collections import Counter
 from typing import Any, ClassVar
@@ -51,33 +50,8 @@ def flow_of() -> Workflow:
     return flow
 
 
-class Reached:
-    """What the ranks have done, and whether that is enough."""
-
-    def __init__(self) -> None:
-        self.by, self.over = Counter[int](), False
-
-
-class Tells(Worker):
-    def __init__(self, reached: Reached) -> None:
-        self.reached = reached
-
-    def produce(self, out: Outbox) -> None:
-        for number in itertools.takewhile(lambda _: not self.reached.over, itertools.count()):
-            out.put(number)
-
-    def convert(self, inbox: Inbox, out: Outbox) -> int:
-        done = 0
-        for batch in inbox:
-            self.compute(0.0005)
-            out.put((batch[0], self.rank))
-            done += 1
-            self.reached.by[self.rank] += 1
-        return done
-
-
-@pytest.mark.parametrize("executor", ["processes", pytest.param("ray", marks=[pytest.mark.ray, pytest.mark.long])])
-def test_groups_change_across_processes(executor: str) -> None:
+@pytest.mark.parametrize("executor", ["local", "processes", pytest.param("ray", marks=[pytest.mark.ray, pytest.mark.long])])
+def test_who_goes_in_the_middle_of_a_call_hands_over_and_who_comes_takes_part_in_the_next(executor: str) -> None:
     flow = flow_of()
     plan = ExecutionPlan.spatial(flow, ["cpu:0", "cpu:1", "cpu:2"], {"source": [0], "doubles": [0, 1, 2], "sink": [0]}, micro_batch=1)
     with session(flow, plan, executor, emulate=True, absent={"doubles": [1]}) as s:
@@ -85,8 +59,10 @@ def test_groups_change_across_processes(executor: str) -> None:
         one = s.submit(300)
         s.join("doubles", 1, timeout=60)
         s.leave("doubles", 2)
-        assert Counter(item for item, _ in one.wait(60)["items"]) == dict.fromkeys(range(300), 1)
-        assert s.step(20)["who"] == [(0, 2), (1, 2)]
+        items = one.wait(60)["items"]
+        assert Counter(item for item, _ in items) == dict.fromkeys(range(300), 1) and {rank for _, rank in items} <= {0, 2}
+        for _ in range(2):
+            assert s.step(20)["who"] == [(0, 2), (1, 2)]
 
 
 class Meets(Worker):
@@ -134,33 +110,6 @@ def test_those_meet_who_are_there_and_one_that_cannot_be_set_up_spoils_nothing(k
         assert s.step() == [[0, 1]] * 2
         until(lambda: Meets.seen == ["0 comes", "2 comes", "1 comes", "2 goes"])
     assert sorted(Meets.seen[4:]) == ["0 goes", "1 goes"]
-
-
-def test_who_goes_in_the_middle_of_a_call_hands_over_and_who_comes_takes_part_in_the_next() -> None:
-    """Every step waits for the one before, so it is certain who did what."""
-    flow, reached = Workflow("steps"), Reached()
-    numbers, doubled = flow.channel("numbers", capacity=1, may_be_empty=True), flow.channel("doubled", capacity=None, may_be_empty=True)
-    source, sink = flow.worker(Tells, reached, name="source"), flow.worker(Sink, name="sink")
-    doubles = flow.worker(Tells, reached, name="doubles")
-
-    @flow.iteration
-    def iteration() -> Any:
-        source.produce(numbers)
-        return {"shares": doubles.convert(numbers, doubled), "items": sink.consume(doubled)}
-
-    plan = ExecutionPlan.spatial(flow, ["cpu:0", "cpu:1", "cpu:2"], {"source": [2], "doubles": [0, 1], "sink": [2]})
-    with opened("local", flow, plan) as s:
-        one = s.submit()
-        until(lambda: min(reached.by[0], reached.by[1]) >= 2)
-        s.leave("doubles", 1)
-        s.join("doubles", 1)
-        before = reached.by.copy()
-        until(lambda: reached.by[0] >= before[0] + 5)
-        reached.over = True
-        result = one.wait(30)
-        assert reached.by[1] == before[1] and result["shares"] == [reached.by[0], reached.by[1]]
-        assert s.step()["shares"] == [0, 0], "both of them"
-    assert [item for item, _ in sorted(result["items"])] == list(range(len(result["items"])))
 
 
 def test_what_cannot_come_or_go_is_refused_by_name() -> None:

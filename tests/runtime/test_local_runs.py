@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import random
 import signal
 import sys
@@ -126,7 +127,7 @@ def test_pause_holds_between_iterations() -> None:
     gate.set()
     assert started.state == "paused"
     with pytest.raises(RenamedError, match=r"'resume' is gone\. Next: run\.unpause\(\)"):
-        started.resume()  # type: ignore[attr-defined]
+        operator.methodcaller("resume")(started)
     started.unpause()
     started.wait(20)
     assert started.results == [2, 3, 4]
@@ -188,74 +189,58 @@ def test_bad_uses_of_channels_are_refused_in_words(uses: Any, error: type[Except
         s.step()  # of a call before it
 
 
-def test_an_end_that_is_not_settled_yet_counts_when_its_iteration_is_given_up() -> None:
-    """With a made-up clock the events of an instant wait for each other; a loop that raises meanwhile must not take them back."""
+class Given(Worker):
+    """Up: its loop raises while it waits, or right after it has ended."""
 
-    class Quick(Worker):
-        def work(self) -> int:
-            return 3
+    begun: ClassVar[threading.Event] = threading.Event()
 
-        def put(self, out: Outbox) -> None:  # ends a moment later than `work`, within the same instant
-            out.put(3)
+    def quick(self) -> int:
+        return 3
 
-    flow, then = Workflow("quick"), list[Any]()
-    items = flow.channel("items")
-    quick, other = flow.worker(Quick, name="quick"), flow.worker(Quick, name="other")
+    def put(self, out: Outbox) -> None:  # ends a moment later than `quick`, within the same instant
+        out.put(3)
+
+    def stubborn(self, inbox: Inbox, told: list[bool]) -> list[int]:
+        self.begun.set()
+        try:
+            return inbox.get_all()
+        except Cancelled:
+            told.append(self.cancelled)
+            return inbox.get_all()
+
+
+@pytest.mark.parametrize("kind", ["mock", "local"])
+def test_of_an_iteration_that_is_given_up_an_end_counts_and_who_catches_it_does_not_wait_again(kind: str) -> None:
+    """With a made-up clock the events of an instant wait for each other: a loop that raises meanwhile must not take an end back."""
+    flow, then, told = Workflow("given up"), list[Any](), list[bool]()
+    items, one, other = flow.channel("items"), flow.worker(Given, name="one"), flow.worker(Given, name="other")
+    Given.begun.clear()
 
     def fail() -> None:
-        until(lambda: any(e[1] == Event.DONE for e in executor.driver_host.scheduler.instants._pending))
+        until(Given.begun.is_set if kind == "local" else lambda: any(e[1] == Event.DONE for e in executor.driver_host.scheduler.instants._pending))
         raise ValueError("as it was asked to")
 
     @flow.iteration
     def iteration() -> list[int]:
-        value = quick.work()
-        other.put(items)
-        value.wait()
+        if kind == "local":
+            taken = one.stubborn(items, told)
+        else:
+            value = one.quick()
+            other.put(items)
+            value.wait()
         for each in then:
             each()
-        return items.get_all()
+        if kind == "mock":
+            return items.get_all()
+        items.put(3)
+        return taken
 
-    executor = executor_of("mock", flow, ExecutionPlan.spatial(flow, ["cpu:0", "cpu:1"], {"quick": [0], "other": [1]}))
+    executor = executor_of(kind, flow, ExecutionPlan.spatial(flow, ["cpu:0", "cpu:1"], {"one": [0], "other": [1]}))
     with session_of(executor) as s:
         then.append(fail)
         with pytest.raises(ValueError, match="as it was asked to") as caught:
             s.step()
-        assert not hasattr(caught.value, "__notes__"), "nobody is still busy"
-        then.clear()
-        assert s.step() == [3]
-
-
-def test_a_worker_that_catches_the_giving_up_does_not_wait_again() -> None:
-    class Stubborn(Worker):
-        def work(self, inbox: Inbox) -> list[int]:
-            begun.set()
-            try:
-                return inbox.get_all()
-            except Cancelled:
-                told.append(self.cancelled)
-                return inbox.get_all()
-
-    def fail() -> None:
-        assert begun.wait(30)
-        raise ValueError("as it was asked to")
-
-    flow, then, told, begun = Workflow("stubborn"), [], [], threading.Event()
-    items = flow.channel("items")
-    stubborn = flow.worker(Stubborn, name="stubborn")
-
-    @flow.iteration
-    def iteration() -> list[int]:
-        taken = stubborn.work(items)
-        for each in then:
-            each()
-        items.put(3)
-        return taken
-
-    with session(flow, ExecutionPlan.temporal(flow, ["cpu:0"])) as s:
-        then.append(fail)
-        with pytest.raises(ValueError, match="as it was asked to") as caught:
-            s.step()
-        assert told == [True] and not hasattr(caught.value, "__notes__"), "nobody is still busy"
+        assert told == [True] * (kind == "local") and not hasattr(caught.value, "__notes__"), "nobody is still busy"
         then.clear()
         assert s.step() == [3]
 

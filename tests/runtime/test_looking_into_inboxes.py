@@ -92,25 +92,6 @@ def test_the_simulator_finds_what_is_there(capacity: int | None, most: int | Non
     assert not (difference := mock_run(flow, plan, 40)[1].diff(Simulator(flow.graph, plan).simulate(calls, 2))), difference
 
 
-class Early(Worker):
-    def take(self, inbox: Inbox, go: Inbox) -> list[Any]:
-        before = [inbox.qsize(), inbox.get_nowait()]
-        go.get_all()
-        meanwhile = [inbox.qsize(), inbox.get_nowait(1)]
-        waited = inbox.get(1)
-        return [*before, *meanwhile, waited, inbox.qsize(), inbox.get_nowait(1), inbox.get_nowait(), inbox.get_nowait(), inbox.get(1)]
-
-
-def test_a_whole_batch_is_not_given_in_parts_and_the_end_is_told_by_get() -> None:
-    flow = Workflow("whole")
-    items, go = flow.channel("items", whole=True), flow.channel("go")
-    makes, starts, early = flow.worker(Source, name="makes"), flow.worker(Source, name="starts"), flow.worker(Early, name="early")
-
-    flow.iteration(lambda: (makes.make([1, 2, 3], items), starts.make([0, 0], go), early.take(items, go))[2])
-    found, _ = mock_run(flow, apart(flow))
-    assert found == [[0, [], 0, [], [1], 2, [2], [3], [], []]] * 2
-
-
 def test_bad_counts_are_refused_and_a_scripted_inbox_says_the_same() -> None:
     inbox = Scripted([1, 2, 3])
     assert (inbox.qsize(), inbox.get_nowait(2), inbox.qsize(), inbox.get_nowait(), inbox.get_nowait()) == (3, [1, 2], 1, [3], [])

@@ -3,7 +3,10 @@ other values by rank, in order, through failures."""
 
 from __future__ import annotations
 
+import itertools
 import time
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -12,8 +15,9 @@ from sessions import both, opened, recorded, until
 from torch import nn
 
 import rlinf_lab as lab
-from rlinf_lab.errors import DeadlockError
+from rlinf_lab.errors import DeadlockError, WorkflowError
 from rlinf_lab.planning.engine.engine import Do, Engine, Event
+from rlinf_lab.runtime.host.elastic.exchange import key_of, place_of
 from rlinf_lab.runtime.host.elastic.meetings import Meetings, may_meet
 from rlinf_lab.runtime.host.state.rank import Process
 from rlinf_lab.runtime.threads.clocks import MockClock
@@ -208,14 +212,13 @@ def learners_that_share(what: str, capacity: int | None = 2, steps: int = 3) -> 
     return flow, lab.ExecutionPlan("shared", ["cpu:0", "cpu:1", "cpu:2"], places, micro_batches={"a": 1, "b": 1}, **memory)
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("executor", ["local", "processes"])
+@pytest.mark.parametrize("executor", ["local", pytest.param("processes", marks=pytest.mark.long)])
 @pytest.mark.parametrize("what", ["get", "put"])
 def test_who_would_wait_at_a_channel_between_a_meeting_and_a_collective_is_told_at_once(what: str, executor: str) -> None:
     """Else the ranks of both wait for each other inside torch, where nobody sees it, until its time-out."""
     flow, plan = learners_that_share(what)
     with lab.session(flow, plan, executor, emulate=True) as session:
-        for _ in range(20 if executor == "local" else 5):
+        for _ in range(5):
             message = rf"actor\[.\]: train\(\) {what}s .* within `with group:`.*'critic', whose ranks meet too.*Next: take and put"
             with pytest.raises(lab.errors.WorkerError, match=message):
                 session.step()
@@ -272,6 +275,17 @@ def test_every_rank_gets_all_values_by_rank_and_one_that_fails_frees_the_others(
             assert first == second == [[[(r, n, i) for r in range(3)] for n in range(4)]] * 3
             assert third == [[[(r, 0, i) for r in range(3)]]] * 3
     assert any(span.kind is SpanKind.WAIT for span in recorded(session).rows())
+
+
+def test_no_two_exchanges_nor_what_is_left_behind_have_one_number() -> None:
+    """Of calls one after another, with as many exchanges as a call may have: below those of calls."""
+    few, found = (1, 2, (1 << 20) - 1), list[int]()
+    for call, before in itertools.product(range(4), few):
+        process: Any = SimpleNamespace(call=SimpleNamespace(call_id=call), exchanges=before - 1, label="w[0]")
+        found += [key_of(process), place_of(process)]
+    assert len({*found}) == 2 * 4 * len(few) and max(found) < 0
+    with pytest.raises(WorkflowError, match="1048576 exchanges in one call. Next"):
+        key_of(process)
 
 
 def test_before_the_first_call_the_others_are_not_there() -> None:

@@ -12,6 +12,7 @@ import pytest
 from flows import Numbers, cell_flow
 
 import rlinf_lab as lab
+from rlinf_lab.runtime.profiling import profiler
 
 CALLS: list[str] = []
 
@@ -116,6 +117,17 @@ def test_memory_is_measured() -> None:
     assert 0.2 < peaks["16.0"] < 0.5 and 0.03 < peaks["4.0"] < 0.2
     assert 0.03 < greedy["sampler"][0] < 0.3 and greedy["sampler"][1]
     assert 0.15 < heavy["trainer"][0] < 0.4 and not heavy["trainer"][1], "made by the constructor, and nobody could take it away"
+
+
+def test_messages_are_measured_once_within_a_node_and_to_each_other_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And everything of one rank each on the first device."""
+    monkeypatch.setattr(profiler, "message_costs", lambda kind, some: (kind, *some))
+    many = "cpu:0 node1/cpu:0 cpu:1 node1/cpu:1 node2/cpu:3"
+    for executor, devices, asked in (("local", many, ""), ("processes", "cpu:0", ""), ("ray", many, "cpu:0 node1/cpu:0 cpu:1 node2/cpu:3")):
+        measuring = profiler._Measuring(flow(), tuple(devices.split()), {"trainer": [1, 2, 3]}, None, 1, executor)
+        assert measuring._messages() == ((executor, *asked.split()) if asked else ())
+        plans = [measuring._plan("some", n) for n in range(1, min(3, len(measuring.devices)) + 1)]
+        assert [(plan.devices, plan.ranks("trainer")) for plan in plans] == [(measuring.devices[:n], n) for n in range(1, len(plans) + 1)]
 
 
 def test_cells_are_measured_with_half_batches() -> None:

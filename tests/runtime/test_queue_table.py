@@ -74,3 +74,10 @@ def test_one_half_of_the_room_of_another_host_travels_while_the_other_is_used_up
     there, here = table.queue(name(channel, home="there")), table.queue(name(channel))
     assert (there.portion, here.portion, there.share) == (portion, 1, SHARES[channel])
     assert (there.stub, here.stub) == (True, False) and table.at_home(channel, 0) == [here]
+
+
+@pytest.mark.parametrize("order", ["fifo", "lifo", "priority", "oldest_group"])
+def test_only_at_home_and_only_in_another_order_than_of_their_coming_items_are_sorted(table: QueueTable, order: str) -> None:
+    table._layout.graph.channel = lambda name: ChannelSpec(name, order=order, group=2, gather="readers" if "group" in order else "writers")
+    there, here = table.queue(name(home="there")), table.queue(name())
+    assert there.ordered is None and (here.ordered is None) == (order == "fifo")

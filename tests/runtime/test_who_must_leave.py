@@ -104,6 +104,7 @@ def test_who_cannot_leave_is_refused_by_name(cls: type[lab.Worker]) -> None:
         ((Leaves, ComesBack, Empty), {"a": 1, "b": 1, "c": 1}, 1, {}, True),
         ((Plain, Torch), {"a": 1, "b": 1}, 2, {}, True),
         ((Plain, Leaves), {"a": 1, "b": 1}, 2, {"working": {"b": 1}}, False),  # for others at work
+        ((Plain, Leaves, Leaves), {"a": 1, "b": 1, "c": 1}, 3, {"working": {"b": 1}}, False),  # for one of others at work
         ((Plain, Leaves), {"a": 1, "b": 2}, 2, {"placements": {"a": ((1,), (0,)), "b": ((0,),)}}, False),  # for a second rank
     ],
 )

@@ -55,33 +55,24 @@ def test_a_message_without_memory_for_it_is_an_error_and_the_next_is_heard(ends:
     assert ends.errors == [(MemoryError, "3.0 MiB"), (MemoryError, "2.0 MiB")]
 
 
-def assert_slots_are_free_after_loss(ends: Ends, sizes: list[int]) -> None:
-    pool = ends.link._slots
+@pytest.mark.parametrize("number", [None, errno.EMFILE, errno.ENOMEM])
+def test_slots_of_a_message_that_is_lost_or_cannot_be_seen_are_free(number: int | None, ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+    """None: there is no memory for its second part. Else, in each message the first is seen, the second is not, the third is not tried."""
+    view, calls, sizes, pool = shared_memory.SlotViews.view, itertools.count(), [70_000] * 3 if number else [70_000, 50_000], ends.link._slots
+
+    def viewed(self: shared_memory.SlotViews, buffer: shared_memory.InSlot) -> Any:
+        if number and next(calls) % 2:
+            raise OSError(number, "no more")
+        return view(self, buffer)
+
+    monkeypatch.setattr(shared_memory.SlotViews, "view", viewed)
+    monkeypatch.setattr(frames, "bytearray", stingy, raising=False)
     for i in range(5):
         ends.link.send(("value", [np.zeros(size, np.uint8) for size in sizes]))
         ends.wait_for(i + 1)
         until(lambda: pool.take_back() or sum(map(len, pool._free.values())) == len(pool._slots))
     assert len(ends.errors) == 5 and not ends.values
     assert len(pool._slots) == sum(size != 50_000 for size in sizes)
-
-
-def test_slots_of_a_message_that_is_lost_are_free(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(frames, "bytearray", stingy, raising=False)
-    assert_slots_are_free_after_loss(ends, [70_000, 50_000])
-
-
-@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENOMEM])
-def test_slots_that_cannot_be_seen_are_free(number: int, ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In each message the first is seen, the second is not, the third is not tried."""
-    view, calls = shared_memory.SlotViews.view, itertools.count()
-
-    def viewed(self: shared_memory.SlotViews, buffer: shared_memory.InSlot) -> Any:
-        if next(calls) % 2:
-            raise OSError(number, "no more")
-        return view(self, buffer)
-
-    monkeypatch.setattr(shared_memory.SlotViews, "view", viewed)
-    assert_slots_are_free_after_loss(ends, [70_000] * 3)
 
 
 def test_who_may_open_no_more_files_is_told() -> None:

@@ -54,6 +54,27 @@ def test_another_cluster_than_the_ray_that_is_up_is_refused(private: bool, addre
         ray_start.ensure_ray(address)
 
 
+def test_what_a_private_ray_has_begun_is_ended_and_what_has_ended_is_no_error() -> None:
+    gone, works = (subprocess.Popen([sys.executable, "-c", f"import time; time.sleep({s})"]) for s in (0, 600))
+    found = [psutil.Process(one.pid) for one in (gone, works)]
+    gone.wait()
+    ray_start._end(found)
+    assert works.wait() < 0
+
+
+@pytest.mark.parametrize(("lost", "told"), [("a1", "Host 'one' died"), ("b2", "Host 'two' died"), (None, "set up the device")])
+def test_a_lost_actor_is_named_by_its_host(lost: str | None, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray_executor, "is_private", lambda: False)
+    executor = RayExecutor(one_worker(), ExecutionPlan("two", ("cpu:0",), {"w": ((0,),)}))
+    monkeypatch.setattr(executor, "_device_names", lambda _: ("cpu:0",))
+    monkeypatch.setattr(executor, "_members", str)
+    ids = {"one": "a1", "two": "b2"}
+    executor._actors = {h: SimpleNamespace(_actor_id=SimpleNamespace(hex=lambda i=i: i)) for h, i in ids.items()}
+    error = load_ray().exceptions.RayError("gone")
+    error.actor_id = lost
+    assert told in str(executor._explained(error)) and executor._explained(OSError()) is None
+
+
 @pytest.mark.parametrize(("private", "threads", "one"), [(True, "1", True), (True, None, True), (True, "4", False), (False, "1", False)])
 def test_a_private_ray_with_one_thread_each_needs_no_environment(private: bool, threads: str | None, one: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray_start, "_PRIVATE", SimpleNamespace(threads=threads, is_current=lambda: private))

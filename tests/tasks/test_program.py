@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rlinf_lab.errors import ConfigError
-from rlinf_lab.tasks import Problem, Sandbox, program_reward
+from rlinf_lab.tasks import Jsonl, Problem, Sandbox, program_reward
 from rlinf_lab.tasks.program import program_of
 
 PROBLEM = Problem("add", "", 1, {"tests": ["assert add(2, 3) == 5", "assert add(-1, 1) == 0"]})
@@ -21,6 +21,12 @@ PROBLEM = Problem("add", "", 1, {"tests": ["assert add(2, 3) == 5", "assert add(
 def test_share_of_tests(program, value, says):
     verdict = program_reward(PROBLEM, f"Here:\n```python\n{program}\n```\n", sandbox=Sandbox(seconds=20))
     assert verdict.value == value and says in verdict.detail
+
+
+def test_a_file_of_problems_with_tests_is_verified_by_them(tmp_path):
+    (tmp_path / "add.jsonl").write_text('{"prompt": "add", "answer": "", "tests": ["assert add(2, 3) == 5", "assert add(-1, 1) == 1"]}\n')
+    task = Jsonl(tmp_path / "add.jsonl", verifier="program")
+    assert task.reward(task.problems[0], "def add(a, b):\n    return a + b").value == 0.5
 
 
 def test_limits_end_what_goes_beyond_them(monkeypatch):

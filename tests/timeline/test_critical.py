@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from random import Random
 
 import built
@@ -53,6 +54,14 @@ WAITS = {
         [("a", ONE, K.RUN, 0, 10), ("b", TWO, K.RUN, 12, 20), ("b", TWO, K.LABEL, 12, 25)],
         [("a", "run", 0, 10), ("b", "between calls", 10, 12), ("b", "run", 12, 20), ("b", "between calls", 20, 25)],
     ),
+    # a makes items in 10 each; b takes 3 for each and waits for a
+    "a pipeline goes through the slow one": (
+        [row for i in range(4) for row in (
+            ("a", ONE, K.RUN, 10 * i, 10 * i + 10), ("a", ONE, K.PUT, 10 * i + 10, 10 * i + 10, "c", i, 1),
+            ("b", TWO, K.GET, 10 * i + 3 * (i > 0), 10 * i + 10, "c", i, 1), ("b", TWO, K.RUN, 10 * i + 10, 10 * i + 13),
+        )],
+        [*(("a", "run", 10 * i, 10 * i + 10) for i in range(4)), ("b", "run", 40, 43)],
+    ),
 }  # fmt: skip
 
 
@@ -60,21 +69,6 @@ WAITS = {
 def test_the_way_back_over_each_kind_of_wait(name: str) -> None:
     rows, expected = WAITS[name]
     assert steps(timeline_of(*rows)) == expected
-
-
-def test_a_pipeline_of_two_goes_through_the_slow_one() -> None:
-    """a makes items in 10 each; b takes 3 for each: b waits for a, so the path is a's, and b's last item."""
-    rows = []
-    for i in range(4):
-        rows += [("a", ONE, K.RUN, 10 * i, 10 * i + 10), ("a", ONE, K.PUT, 10 * i + 10, 10 * i + 10, "c", i, 1)]
-        rows += [("b", TWO, K.GET, 10 * i + (3 if i else 0), 10 * i + 10, "c", i, 1), ("b", TWO, K.RUN, 10 * i + 10, 10 * i + 13)]
-    timeline = timeline_of(*rows)
-    assert steps(timeline) == [*(("a", "run", 10 * i, 10 * i + 10) for i in range(4)), ("b", "run", 40, 43)]
-    table = timeline.critical_path(by="worker")
-    assert table["worker"].tolist() == ["a", "b"] and table["ns"].tolist() == [40, 3]
-    assert table["share"].sum() == pytest.approx(1) and len(timeline_of().critical_path()) == 0
-    with pytest.raises(UnknownNameError, match="worker"):
-        timeline.critical_path(by="workr")
 
 
 @settings(max_examples=100, deadline=None)
@@ -109,3 +103,10 @@ def test_the_steps_follow_each_other_from_start_to_end(seed: int, count: int) ->
         if step.row >= 0:
             row = timeline.spans[step.row]
             assert row["start"] <= step.start_ns and step.end_ns <= row["end"] and row["track"] == step.track
+    table, by_worker = timeline.critical_path(by="worker"), Counter[str]()
+    for worker, _, begins, ends in steps(timeline):
+        by_worker[worker] += ends - begins
+    assert dict(zip(table["worker"], table["ns"], strict=True)) == by_worker and table["ns"].is_monotonic_decreasing
+    assert table["share"].sum() == pytest.approx(float(bool(by_worker))) and len(timeline_of().critical_path()) == 0
+    with pytest.raises(UnknownNameError, match="worker"):
+        timeline.critical_path(by="workr")

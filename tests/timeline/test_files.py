@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from built import recorder_of
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -17,16 +18,14 @@ from rlinf_lab.timeline import Recorder, SpanKind, Timeline
 from rlinf_lab.widgets import timeline_html
 
 
-def timeline_of(rows: list[tuple[int, int, int, int]], devices: tuple[str, ...] = ("cpu:0", "cpu:9")) -> Timeline:
+def timeline_of(rows: list[tuple[int, int, int, int]]) -> Timeline:
     """Spans (track, kind, start, duration), items in channels, and a counter."""
-    recorder, made = Recorder("node"), Timeline(devices)
-    tracks = [recorder.track("w [1]", i, (f"cpu:{i}",) if i else ()) for i in range(3)]
-    names, channel = [recorder.name(n) for n in ("step", "get", 'a "b" (2)')], recorder.channel("obs")
+    recorder, made, names = Recorder("node"), Timeline(("cpu:0", "cpu:9")), ("step", "get", 'a "b" (2)')
     for i, (track, kind, start, duration) in enumerate(rows):
-        moved = (3, 100, channel, i) if kind in (SpanKind.GET, SpanKind.PUT) else (0, 0, -1, -1)
-        recorder.add(tracks[track], kind, names[i % 3], start, start + duration, i % 4 - 1, *moved)
+        moved = ("obs", i, 3) if kind in (SpanKind.GET, SpanKind.PUT) else ("", -1, 0)
+        span = (SpanKind(kind), start, start + duration, i % 4 - 1, *moved, names[i % 3])
+        recorder_of([("w [1]", track, (f"cpu:{track}",) if track else (), *span)], recorder)
     recorder.counter("load %", 5, 12.5)
-    recorder.counter("load %", 9, -1.0)
     made.extend(recorder.drain())
     return made
 
@@ -67,10 +66,12 @@ def test_whatever_names_and_times_there_are_files_come_back_equal(
         for time, value in samples if rows and not number else ():
             recorder.counter("load %", zero + time, value)
         made.extend(recorder.drain())
+    missing = made.dropped, made.dropped_samples, made.clock_errors, made.clock_jumps = 3, 4, {"far": 500}, {"far": 2}
     for path in (made.to_perfetto(folder / "t.json"), made.to_perfetto(folder / "t.json.gz"), made.to_parquet(folder / "t.parquet"))[2 - 2 * days :]:
         back = Timeline.open(path)
         assert made.diff(back) == "" and (back.tracks, back.devices) == (made.tracks, made.devices), path.name
         assert (back.start_ns, back.end_ns) == (made.start_ns, made.end_ns), path.name
+        assert (back.dropped, back.dropped_samples, back.clock_errors, back.clock_jumps) == missing, path.name
         told, kept = made.counters(), back.counters()
         assert kept.astype({"name": str}).equals(told.astype({"name": str}).reset_index(drop=True)), path.name
     json.loads((folder / "t.json").read_text(), parse_constant=no_json)
@@ -116,14 +117,11 @@ def test_half_a_character_is_written_as_an_escape(tmp_path: Path) -> None:
             assert Timeline.open(path).diff(timeline) == "", path.name
 
 
-def test_what_is_missing_and_how_far_clocks_can_be_trusted_comes_back(tmp_path: Path) -> None:
+def test_what_is_missing_and_how_far_clocks_can_be_trusted_is_told() -> None:
     made = timeline_of(WHOLE)
     made.dropped, made.dropped_samples, made.clock_errors, made.clock_jumps = 3, 4, {"far": 500}, {"far": 2}
-    for path in (made.to_perfetto(tmp_path / "t.json"), made.to_parquet(tmp_path / "t.parquet")):
-        back = Timeline.open(path)
-        assert (back.dropped, back.dropped_samples, back.clock_errors, back.clock_jumps) == (3, 4, {"far": 500}, {"far": 2}), path.name
-    assert "clocks that JUMPED: far, 3 spans DROPPED, 4 counter samples DROPPED" in repr(back)
-    told = str(back.summary())
+    assert "clocks that JUMPED: far, 3 spans DROPPED, 4 counter samples DROPPED" in repr(made)
+    told = str(made.summary())
     assert "3 spans were DROPPED" in told and "4 samples of counters were DROPPED" in told and "clock of far: was set or stood still 2 times" in told
 
 

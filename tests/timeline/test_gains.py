@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import rlinf_lab as lab
 from rlinf_lab.errors import TimelineError, UnknownNameError
 from rlinf_lab.runtime.threads.clocks import MockClock
-from rlinf_lab.timeline import Recorder, SpanKind, Timeline
+from rlinf_lab.timeline import SpanKind, Timeline
 from rlinf_lab.timeline.critical import gains
 from rlinf_lab.timeline.critical.short_gets import cut_short
 
@@ -100,21 +100,25 @@ def test_what_a_faster_worker_gains(chain: Chain, times: float, ranks: int) -> N
 @given(st.data())
 @settings(max_examples=60, deadline=None)
 def test_nothing_is_gained_by_nothing_and_never_more_than_the_work(data: st.DataObject) -> None:
-    recorder = Recorder()
-    tracks = [recorder.track(f"w{i}", 0, (f"cpu:{i % 2}",)) for i in range(3)]
-    name, channel = recorder.name("m"), recorder.channel("c")
-    for track in tracks:
+    """What is brought to a device is no faster; wherever the clock begins, and however many groups are looked at side by side."""
+    rows = list[tuple[Any, ...]]()
+    for i in range(3):
         at = data.draw(st.integers(0, 50))
         for _ in range(data.draw(st.integers(0, 6))):
             kind = data.draw(st.sampled_from([k for k in SpanKind if k is not SpanKind.MARK]))
             end = at + data.draw(st.integers(0, 40))
-            recorder.add(track, kind, name, at, end, data.draw(st.integers(0, 2)), data.draw(st.integers(0, 2)), 0, channel, data.draw(st.integers(-1, 4)))
+            moved = (data.draw(st.integers(0, 2)), "c", data.draw(st.integers(-1, 4)), data.draw(st.integers(0, 2)))
+            rows.append((f"w{i}", 0, (f"cpu:{i % 2}",), kind, at, end, *moved))
             at = max(0, end + data.draw(st.integers(-10, 10)))
-    timeline = Timeline()
-    timeline.extend(recorder.drain())
+    timeline, before_zero = (timeline_of(*((*row[:4], row[4] - by, row[5] - by, *row[6:]) for row in rows)) for by in (0, 1000))
     assert (timeline.gains(1)["seconds"] == 0).all()
     twice = timeline.gains(2)
     assert (twice["seconds"] <= twice["run_seconds"] / 2 + 1e-9 * len(timeline)).all()
+    assert before_zero.gains(2).equals(twice)
+    for groups in (1, 2, 3):
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(gains, "_MAX_NUMBERS", groups * max(1, len(timeline)))
+            assert timeline.gains(2).equals(twice)
 
 
 def test_by_name_of_the_call_and_of_nothing() -> None:
@@ -159,28 +163,6 @@ def between_processes(run_ns: int, count: int = 6) -> Timeline:
 def test_what_travels_leaves_when_it_is_put() -> None:
     before, after = between_processes(20), between_processes(10)
     assert before.gains(2).set_index("worker")["seconds"]["maker"] == pytest.approx((before.elapsed_ns - after.elapsed_ns) / 1e9)
-
-
-def test_the_clock_may_begin_anywhere() -> None:
-    first, second = (  # in turns on one device
-        timeline_of(*((f"w{i % 2}", 0, ("cpu:0",), SpanKind.RUN, zero + i * 10, zero + i * 10 + 10) for i in range(20))) for zero in (0, -1000)
-    )
-    assert list(first.gains()["seconds"]) == list(second.gains()["seconds"]) and (first.gains()["seconds"] > 0).all()
-
-
-def test_groups_side_by_side_are_as_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    timeline = ran(TAILED, ranks=2)
-    at_once = timeline.gains(by=["worker", "rank"])
-    for groups in (1, 2, 3):  # at a time: two divide the four there are, three leave a rest
-        monkeypatch.setattr(gains, "_MAX_NUMBERS", groups * len(timeline))
-        assert timeline.gains(by=["worker", "rank"]).equals(at_once)
-
-
-def test_what_is_brought_to_a_device_is_no_faster() -> None:
-    spans = ((SpanKind.ONLOAD, 0, 10), (SpanKind.RUN, 10, 14))
-    rows = ((worker, 0, ("cpu:0",), kind, zero + a, zero + b, 0) for worker, zero in (("a", 0), ("b", 14)) for kind, a, b in spans)
-    timeline = timeline_of(*rows)
-    assert (timeline.gains(2)["seconds"] * 1e9).tolist() == [2, 2]
 
 
 Rows = Callable[[int], tuple]

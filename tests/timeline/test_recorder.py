@@ -8,7 +8,7 @@ import pickle
 import threading
 import weakref
 from collections.abc import Callable
-from typing import Any
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -77,24 +77,6 @@ def test_rows_hold_what_was_added_or_left_as_numbers(rows, ordinary):
     assert len(left) == len(added) == len(every)
     assert left.drain().spans.tolist() == added.drain().spans.tolist() == every
     assert not left.loose and len(left) == 0
-
-
-@settings(max_examples=100, deadline=None)
-@given(st.lists(st.tuples(st.integers(0, 1), st.integers(0, 10), _long, _long, st.integers(-1, 9), _field, _long, st.integers(-1, 1), _long), max_size=12))
-def test_whether_rows_are_looked_at_or_not_they_make_the_same_timeline(rows):
-    """Also where the numbers of another recorder are taken already."""
-    looked_at, trusted = Timeline(), Timeline()
-    for timeline, checked in ((looked_at, False), (trusted, True)):
-        for numbers in ((1, 0), (0, 1)):
-            recorder = Recorder("far")
-            tracks, names = [recorder.track("w", r) for r in numbers], [recorder.name(f"n{r}") for r in numbers]
-            for track, kind, start, length, iteration, items, nbytes, channel, flow in rows:
-                where = names[channel] if channel >= 0 else -1
-                recorder.add(tracks[track], kind, names[track], start, start + length, iteration, max(items, 0), nbytes, where, flow)
-            timeline.extend(recorder.drain(), 7, checked=checked)
-    fields = [name for name in SPAN_DTYPE.names or () if rows]
-    assert trusted.spans[fields].tolist() == looked_at.spans[fields].tolist() and len(trusted) == 2 * len(rows)
-    assert (trusted.tracks, trusted.names) == (looked_at.tracks, looked_at.names)
 
 
 @settings(max_examples=60, deadline=None)
@@ -228,58 +210,46 @@ def test_what_makes_no_sense_is_refused_where_it_is_said(what: str, given_: tupl
     assert len(batch) == len(batch.counters) == 1
 
 
-def test_rows_are_taken_where_nothing_else_is_to_be_told():
-    recorder, timeline = Recorder(), Timeline()
-    track, name, now = recorder.track("w", 0), recorder.name("step"), iter(range(10_000))
+_step = st.tuples(st.integers(0, 1), st.sampled_from(["add", "add", "name", "track", "sample", "take", "take", "busy", "drain"]), st.integers(1, 5))
 
-    def add(count: int = 3, **more: Any) -> None:
-        for _ in range(count):
-            recorder.add(track, SpanKind.RUN, name, at := 10 * next(now), at + 5, **more)
 
-    def take(most: int = 100) -> bool:
-        found = recorder.take_rows(most)
-        if found is not None:
-            timeline.extend_by_rows(recorder.source, *found) if found[1] else None
-        return found is not None
-
-    def drain() -> int:
-        batches = [batch] if (batch := recorder.drain()) else []
-        for batch in batches:
+@settings(max_examples=150, deadline=None)
+@given(st.lists(_step, max_size=40))
+def test_rows_are_taken_where_nothing_else_is_to_be_told(steps):
+    """Of two sources, so that numbers are translated: as if all had been drained, and been looked at. Not while somebody drains, nor of more than so many;
+    samples wait on."""
+    timeline, usual, ways = Timeline(), Timeline(), [(Recorder(host), Recorder(host)) for host in "ab"]
+    is_new, waiting, counters = [True, True], [0, 0], [set[int](), set[int]()]
+    for now, (who, what, n) in enumerate([(1, "track", 0), (0, "track", 0), *steps, (0, "drain", 0), (1, "drain", 0)]):
+        for recorder in ways[who]:
+            if what == "track":
+                recorder.track(f"w{now}", who), recorder.name("call")
+            elif what == "name":
+                recorder.name(f"n{now}")
+            elif what == "sample":
+                recorder.counter(f"c{n}", now, 0.5)
+            elif what == "add":
+                for i in range(n):
+                    recorder.add(0, (now + i) % 11, 0, now, now + (i << 34 * (n > 4)), now % 7 - 1, i, n << 40 * (n > 3), now % 2 - 1, i - 1)
+        is_new[who] |= what in ("track", "name") or (what == "sample" and n not in counters[who])
+        waiting[who] += n * (what == "add")
+        counters[who] |= {n} if what == "sample" else set()
+        one, other = ways[who]
+        with one._draining if what == "busy" else nullcontext():
+            found = one.take_rows(n) if what in ("take", "busy") else None
+        assert (found is not None) == (what == "take" and not is_new[who] and waiting[who] <= n)
+        if found is not None and found[1]:
+            timeline.extend_by_rows(one.source, *found)
+            timeline.extend_by_rows(one.source, *found)  # comes again
+        if what == "drain" and (batch := one.drain()):
             timeline.extend(batch, checked=True)
-        return sum(map(len, batches))
-
-    add()
-    assert not take() and drain() == 3, "a track and a name are new"
-    add()
-    recorder.counter("load", 5, 0.5)
-    assert not take() and drain() == 3, "the counter's name is new"
-    add()
-    recorder.counter("load", 7, 0.7)
-    assert take() and take() and len(timeline) == 9 and len(timeline.counter_samples) == 1, "samples wait on"
-    add(4)
-    assert not take(3) and take(4) and drain() == 0 and len(timeline.counter_samples) == 2
-    add()
-    with recorder._draining:
-        assert not take(), "somebody drains"
-    assert take() and len(recorder) == 0
-    assert timeline.spans["start"].tolist() == [10 * i for i in range(16)]
-
-
-def test_rows_of_one_source_among_several_have_its_numbers_translated():
-    first, second, timeline = Recorder("a"), Recorder("b"), Timeline()
-    for recorder, worker in ((first, "one"), (second, "two")):
-        recorder.add(recorder.track(worker, 0), SpanKind.RUN, recorder.name(worker), 0, 1)
-        timeline.extend(recorder.drain(), checked=True)
-        recorder.add(0, SpanKind.GET, 0, 5, 6)
-        found = recorder.take_rows(10)
-        assert found is not None
-        timeline.extend_by_rows(recorder.source, *found)
-        timeline.extend_by_rows(recorder.source, *found)  # comes again
-    assert sorted((span.track.worker, span.name, span.kind) for span in timeline.rows()) == sorted(
-        (worker, worker, kind) for worker in ("one", "two") for kind in (SpanKind.RUN, SpanKind.GET)
-    )
-    with pytest.raises(TimelineError, match="Batch 7 of"):
-        timeline.extend_by_rows(first.source, 7, bytes(56))
+        if what == "drain" or found is not None:
+            usual.extend(other.drain())
+            is_new[who], waiting[who] = False, 0
+    assert timeline.spans.tolist() == usual.spans.tolist() and (timeline.tracks, timeline.names) == (usual.tracks, usual.names)
+    assert sorted(timeline.counter_samples.tolist()) == sorted(usual.counter_samples.tolist())
+    with pytest.raises(TimelineError, match="Batch 700 of"):
+        timeline.extend_by_rows(ways[0][0].source, 700, bytes(56))
 
 
 @pytest.mark.parametrize("options", [{"limit": -5}, {"limit": 0}, {"limit": 2.5}, {"limit": True}, {"host": 5}])

@@ -34,22 +34,19 @@ def test_hosts_are_joined_on_one_clock():
     assert frame.devices.tolist()[:4] == ["a:0", "a:0", "a:1", "a:1"] and frame.seconds.sum() == pytest.approx(80e-9)
 
 
-def test_a_span_that_ends_before_it_starts_is_refused_whole():
+@pytest.mark.parametrize(
+    ("odd", "says"),
+    [
+        ({"start_ns": 40, "end_ns": 39, "kind": SpanKind.LOCK}, "end before they start.*LOCK, 40 to 39"),
+        *(({field: 77}, rf"{field} 77.*Recorder\.{field}\(\)") for field in ("track", "name", "channel")),
+    ],
+)
+def test_a_batch_with_a_span_that_ends_before_it_starts_or_a_number_that_nobody_gave_out_is_refused_whole(odd: dict, says: str):
     recorder, timeline = recorded("a"), Timeline()
-    recorder.add(0, SpanKind.LOCK, 0, 40, 39)
-    with pytest.raises(TimelineError, match="end before they start.*LOCK, 40 to 39"):
+    recorder.add(**{"track": 0, "kind": SpanKind.RUN, "name": 0, "start_ns": 1, "end_ns": 2, "channel": 0, **odd})
+    with pytest.raises(TimelineError, match=says):
         timeline.extend(recorder.drain())
     assert len(timeline) == 0 and timeline.tracks == []
-
-
-@pytest.mark.parametrize("field", ["track", "name", "channel"])
-def test_a_number_that_nobody_gave_out_is_refused(field: str):
-    recorder, timeline = recorded("a"), Timeline()
-    numbers = {"track": 0, "name": 0, "channel": 0, field: 77}
-    recorder.add(numbers["track"], SpanKind.RUN, numbers["name"], 1, 2, channel=numbers["channel"])
-    with pytest.raises(TimelineError, match=rf"{field} 77.*Recorder\.{field}\(\)"):
-        timeline.extend(recorder.drain())
-    assert len(timeline) == 0
 
 
 def test_an_array_that_was_handed_out_never_changes():

@@ -34,6 +34,7 @@ def test_wide_names_are_cut_and_do_not_meet(lanes: str) -> None:
         places = sorted(ends(word) for word in picture.words if word.y == line and word.anchor != "middle")
         assert places[0][0] >= 0 and places[-1][1] <= picture.width
         assert all(before[1] <= after[0] for before, after in itertools.pairwise(places))
+    assert all(word.x < min(bar.x for bar in picture.bars) for word in picture.words if word.anchor == "end" and "…" in word.text), "names of lanes"
     assert "worker" in {word.text.removesuffix("[0]") for word in picture.words}, "what fits is whole"
     assert any(word.text.startswith("MMM") and "…" in word.text for word in picture.words)
     assert {word.text[-3:] for word in picture.words if word.anchor == "end" and "…" in word.text} == {"[0]" if lanes == "worker" else "a:0"}

@@ -10,7 +10,9 @@ from pathlib import Path
 import gymnasium
 import numpy as np
 import pytest
-from gymnasium.spaces import Box
+import torch
+from gymnasium.spaces import Box, Dict, MultiBinary
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from rlinf_lab.errors import ConfigError, EnvError, MissingDependencyError, UnknownNameError
 from rlinf_lab.vecenv import EnvSpec, LoopVecEnv, Outcome, VecEnv, check_env, environment, ids, make_vec, register
@@ -97,6 +99,38 @@ def test_each_broken_rule_is_named(cls, text) -> None:
         check_env(lambda: cls([Walk() for _ in range(3)], SPEC))
 
 
+class Tells(Walk):
+    """Says of success what it is told to, as a simulator may."""
+
+    def __init__(self, told: object) -> None:
+        super().__init__()
+        self.told = told
+
+    def step(self, action):
+        return super().step(action)._replace(success=self.told)
+
+
+@pytest.mark.parametrize(
+    ("told", "means"),
+    [(True, True), (np.False_, False), (1.0, True), (0, False), (np.array([True]), True), (torch.tensor([False]), False), (None, None)],
+    ids=repr,
+)
+def test_what_an_adapter_tells_of_success_is_a_truth_value(told: object, means: bool | None) -> None:
+    env = LoopVecEnv([Tells(told)], SPEC)
+    env.reset(seed=0)
+    found = env.step(np.zeros((1, 2))).success_N
+    assert found is None if means is None else found.tolist() == [means]
+
+
+@pytest.mark.parametrize("told", ["False", float("nan"), [True, False], [], {}], ids=repr)
+def test_what_is_no_truth_value_is_no_success(told: object) -> None:
+    env = LoopVecEnv([Walk(), Tells(told)], SPEC)
+    env.reset(seed=0)
+    with pytest.raises(EnvError, match=re.escape(f"{SPEC.id}: its success: {told!r} is no")) as error:
+        env.step(np.zeros((2, 2)))
+    assert error.value.__notes__ == [f"It was raised by environment 1 of {SPEC.id}."]
+
+
 def test_actions_are_checked_and_clipped() -> None:
     env = walk()
     with pytest.raises(EnvError, match=r"step\(\) before reset\(\)"):
@@ -107,6 +141,92 @@ def test_actions_are_checked_and_clipped() -> None:
     with pytest.raises(EnvError, match="not finite"):
         env.step(np.full((3, 2), np.nan))
     assert np.allclose(env.step(np.full((3, 2), 9.0)).obs_N, start + 1, atol=1e-6)
+
+
+class Shows(gymnasium.Env):
+    """Gives what it is told to, whatever its space says; an episode is one step."""
+
+    action_space = Box(-1, 1, (1,))
+
+    def __init__(self, space, first, then) -> None:
+        self.observation_space, self.first, self.then = Dict(seen=space), {"seen": first}, {"seen": then}
+
+    def reset(self, *, seed=None, options=None):
+        return self.first, {}
+
+    def step(self, action):
+        return self.then, 0.0, True, False, {}
+
+
+BYTES, WHOLE = Box(0, 255, (2,), np.uint8), Box(0, 9, (2,), np.int64)
+
+
+@pytest.mark.parametrize(
+    ("space", "given", "text"),
+    [
+        (BYTES, np.array([0.1, 0.9]), "of float64; its space says uint8, which does not hold such numbers. Next: another dtype in the space"),
+        (WHOLE, [0.2, 0.7], "of float64; its space says int64"),
+        (BYTES, np.array([0, 300]), "has numbers from 0 to 300; its space says uint8, which holds 0 to 255"),
+        (BYTES, [-1, 7], "has numbers from -1 to 7"),
+        (BYTES, [1.0, 256.0], "has numbers from 1.0 to 256.0"),
+        (WHOLE, [np.nan, 1.0], "has numbers from nan to nan"),
+        (Box(-1, 1, (2,)), np.array([1, 1j]), "of complex128; its space says float32"),
+        (Box(-1, 1, (2,)), np.array(["1", "0"]), "its space says float32"),
+        (Box(-1, 1, (2,)), [[1], [0, 1]], "which is no float32"),
+    ],
+)
+def test_an_observation_that_its_space_cannot_hold_is_refused(space, given, text) -> None:
+    """Cast silently, pictures in [0, 1] would all be 0."""
+    good = np.zeros(space.shape, space.dtype)
+    with pytest.raises(EnvError, match=rf"its observation\['seen'\] of environment 0.*{re.escape(text)}"):
+        make_vec(lambda: Shows(space, given, good), 2).reset(seed=0)
+    env = make_vec(lambda: Shows(space, good, given), 2)
+    env.reset(seed=0)
+    with pytest.raises(EnvError, match=re.escape(text)):
+        env.step(np.zeros((2, 1)))
+
+
+def test_numbers_that_their_space_holds_are_taken() -> None:
+    whole = np.array([1.0, 0.0])  # of switches, as np.zeros(2) makes them
+    for space, given in [(BYTES, [0, 255]), (BYTES, whole == 1), (Box(-1, 1, (2,)), np.array([1, 0])), (MultiBinary(2), whole), (BYTES, whole)]:
+        env = make_vec(lambda space=space, given=given: Shows(space, given, given), 1)
+        env.reset(seed=0)
+        kept = env.step(np.zeros((1, 1))).obs_N["seen"]
+        assert kept.dtype == space.dtype and kept.tolist() == [list(given)]
+
+
+def test_a_vector_of_somebodys_own_is_held_to_its_space_too() -> None:
+    class Floats(SyncVectorEnv):
+        def reset(self, **given):
+            obs, info = super().reset(**given)
+            return {"seen": obs["seen"] + 0.5}, info
+
+    good = np.zeros(2, np.uint8)
+    env = make_vec(Floats([lambda: Shows(BYTES, good, good)] * 2, autoreset_mode=AutoresetMode.SAME_STEP), 2)
+    with pytest.raises(EnvError, match="its observation.*of float64; its space says uint8"):
+        env.reset(seed=0)
+
+
+@pytest.mark.parametrize("bound", [np.finfo(np.float32).max, 1e38, 1e30])
+def test_bounds_as_large_as_none_are_none(bound: float) -> None:
+    """Their range is no float32: mapped to it, actions would be infinite."""
+    got = []
+
+    class Takes(Shows):
+        action_space = Box(np.array([-bound, -bound], np.float32), np.array([bound, 3], np.float32))
+
+        def step(self, action):
+            got.append(action)
+            return super().step(action)
+
+    good = np.zeros(2, np.uint8)
+    env = make_vec(lambda: Takes(BYTES, good, good), 1)
+    assert env.spec.action_space == Box(-np.inf, np.array([np.inf, 3], np.float32), (2,))
+    env.reset(seed=0)
+    env.step(np.array([[0.5, 5]]))
+    assert got[0].tolist() == [0.5, 3]
+    Takes.action_space = Box(-1e29, 1e29, (2,))
+    assert make_vec(lambda: Takes(BYTES, good, good), 1).spec.action_space == Box(-1, 1, (2,))
 
 
 def test_the_registry_suggests_and_refuses() -> None:

@@ -87,6 +87,34 @@ def test_every_way_of_resetting_gives_the_same_transitions(mode: AutoresetMode, 
     assert found.steps == N * len(transitions(found, 0)) and found.end_length_E.tolist() == [3] * len(found.end_E2)
 
 
+class Tells(Count):
+    """Says what it is told to say of success."""
+
+    def __init__(self, told: dict) -> None:
+        self.told = told
+
+    def step(self, action):
+        return *super().step(action)[:4], self.told
+
+
+@pytest.mark.parametrize("in_vector", [False, True])
+def test_success_is_a_truth_value_or_a_number(in_vector: bool) -> None:
+    def stepped(told: dict) -> Any:
+        def one() -> Tells:
+            return Tells(told)
+
+        env = make_vec(SyncVectorEnv([one] * N, autoreset_mode=AutoresetMode.SAME_STEP) if in_vector else one, N)
+        env.reset(seed=0)
+        return env.step(np.zeros(N, np.int64)).success_N.tolist()
+
+    assert [stepped({"success": told}) for told in (True, np.True_, 1, 0.0, np.float32(1))] == [[True] * N, [True] * N, [True] * N, [False] * N, [True] * N]
+    assert stepped({"is_success": None, "success": True}) == [True] * N
+    assert stepped({"is_success": False, "success": True}) == [False] * N
+    for bad in (float("nan"), "False"):
+        with pytest.raises(EnvError, match=f"{bad}.* is no truth value and no finite number"):
+            stepped({"success": bad})
+
+
 def test_what_a_vector_lacks_is_said() -> None:
     silent = vector(AutoresetMode.SAME_STEP)
     silent.metadata = {}

@@ -9,19 +9,23 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from line_env import MAKE, LineEnv
+from line_env import ACTION, MAKE, OBSERVATION, LineEnv
+from torch import nn
 
+from rlinf_lab.algorithms import decoupled_policy_loss, grpo, policy_loss
 from rlinf_lab.errors import ConfigError
-from rlinf_lab.policies import PolicyWeights
+from rlinf_lab.policies import Flow, PolicyWeights
 from rlinf_lab.policies.ppo_by_hand import PPOByHand
+from rlinf_lab.policies.transformer import make_chunk_transformer
 from rlinf_lab.records import TrainBatch
 from rlinf_lab.workers import LearnerWorker, PolicyWorker, SimulatorWorker
+from rlinf_lab.workers.group_learner import GroupLearner
 from rlinf_lab.workers.learner import episode_metrics, number_of_minibatches
 from rlinf_lab.workflow.worker import Collected, Context, Scripted
 
 
-def learner(**kwargs):
-    made = LearnerWorker(MAKE, **{"gamma": 0.9, "gae_lambda": 0.9, "learning_rate": 1e-3, "n_epochs": 2, "batch_size": 16, **kwargs})
+def learner(policy=MAKE, **kwargs):
+    made = LearnerWorker(policy, **{"gamma": 0.9, "gae_lambda": 0.9, "learning_rate": 1e-3, "n_epochs": 2, "batch_size": 16, **kwargs})
     made.setup()
     return made
 
@@ -106,25 +110,109 @@ def test_returned_weights_are_not_touched_by_the_next_update():
     assert same(first, kept)
 
 
-def test_actions_of_a_chunk_that_came_after_the_end_teach_nothing():
-    """With a ratio for each action: chunks of three, episodes of five steps, so the third action of every second chunk is carried out by nobody."""
-    make = partial(MAKE, chunk=3, per_action=True)
+def chunks(make):
+    """A trajectory of chunks of three in episodes of five steps: the third action of every second chunk is carried out by nobody."""
     made = SimulatorWorker(LineEnv, num_envs=4, n_steps=12, max_episode_steps=5, chunk_size=3)
     made._context = Context()
     made.setup()
     out, cell = Collected(), Cell(make)
     made.collect(cell, cell, out)
     (t,) = out
-    assert (t.chunk_steps_TN[1] == 2).all() and t.action_TN.shape[2] == t.log_prob_TN.shape[2] == 3
+    assert (t.chunk_steps_TN[1] == 2).all() and t.action_TN.shape[-2] == 3
+    return t
+
+
+BY_ACTION = {"Gaussian": partial(MAKE, chunk=3, per_action=True), "flow": partial(MAKE, chunk=3, per_action=True, flow=Flow(steps=2))}
+
+
+@pytest.mark.parametrize("head", BY_ACTION)
+@pytest.mark.parametrize("per_action", [False, True])
+def test_actions_of_a_chunk_that_came_after_the_end_teach_nothing(per_action: bool, head: str) -> None:
+    """With a ratio for each action, and with one for each chunk, in what is told of it, too."""
+    make = BY_ACTION[head]
+    t = chunks(make)
+    assert t.log_prob_TN.shape[2] == 3
 
     def learnt(k, add):
         other = copy.deepcopy(t)
-        other.action_TN[1, :, k], other.log_prob_TN[1, :, k] = other.action_TN[1, :, k] + add, other.log_prob_TN[1, :, k] - add
-        worker = LearnerWorker(make, gamma=0.9, gae_lambda=0.9, learning_rate=1e-3, n_epochs=2, batch_size=16)
+        action_NKA = other.action_TN[1] if head == "Gaussian" else other.action_TN[1][:, -1]  # what was executed, where the flow ends
+        action_NKA[:, k] += add
+        other.log_prob_TN[1, :, k] -= add
+        worker = LearnerWorker(make, gamma=0.9, gae_lambda=0.9, learning_rate=1e-3, n_epochs=2, batch_size=16, per_action=per_action)
         worker.setup()
-        return worker.train(Scripted([other])).weights
+        update = worker.train(Scripted([other]))
+        return update.weights, update.metrics["kl"], update.metrics["policy_loss"]
 
-    assert same(learnt(2, 0.0), learnt(2, 0.3)) and not same(learnt(1, 0.0), learnt(1, 0.3))
+    plain, unseen, seen = learnt(2, 0.0), learnt(2, 0.3), learnt(1, 0.3)
+    assert same(plain[0], unseen[0]) and plain[1:] == unseen[1:]
+    assert not same(plain[0], seen[0]) and plain[1] != seen[1]
+
+
+def test_a_ratio_for_each_action_needs_their_log_probabilities() -> None:
+    make = partial(MAKE, chunk=3)
+    worker = LearnerWorker(make, gamma=0.9, gae_lambda=0.9, learning_rate=1e-3, batch_size=16, per_action=True)
+    worker.setup()
+    with pytest.raises(ConfigError, match="one log-probability for a whole chunk"):
+        worker.train(Scripted([chunks(make)]))
+
+
+class Affine(nn.Linear):
+    """An encoder that learns."""
+
+    features_dim = 4
+
+    def __init__(self, space) -> None:
+        super().__init__(2, 4)
+
+
+@pytest.mark.parametrize("make", [
+    MAKE, partial(MAKE, encoder=Affine), partial(MAKE, encoder=Affine, share_encoder=True), partial(make_chunk_transformer, OBSERVATION, ACTION, chunk=3, width=8, heads=2, depth=1),
+], ids=["plain", "encoders", "shared encoder", "transformer"])  # fmt: skip
+def test_to_teach_the_value_net_alone_leaves_the_policy_as_it_is(make) -> None:
+    """To the last bit, whatever both share, and whatever Adam remembers of steps before."""
+    made = SimulatorWorker(LineEnv, num_envs=4, n_steps=12, max_episode_steps=5, chunk_size=3 if make.func is make_chunk_transformer else None)
+    made._context = Context()
+    made.setup()
+    out, cell = Collected(), Cell(make)
+    made.collect(cell, cell, out)
+    worker = LearnerWorker(make, gamma=0.9, gae_lambda=0.9, learning_rate=1e-2, n_epochs=2, batch_size=8, ent_coef=0.1, moves_normaliser=False)
+    worker.setup()
+    worker.train(Scripted(out))
+    worker.critic_warmup = 2
+    (t,) = out
+    action, value = worker.policy.act(t.last_obs_N, None), worker.policy.values(t.last_obs_N)
+    worker.train(Scripted(out))
+    assert all(np.array_equal(a, b) for a, b in zip(action, worker.policy.act(t.last_obs_N, None), strict=True))
+    assert not np.array_equal(value, worker.policy.values(t.last_obs_N))
+
+
+def grouped(**settings):
+    """A `GroupLearner` and a list of the steps that its optimiser makes."""
+    worker, steps = GroupLearner(MAKE, advantage=grpo, learning_rate=1e-2, n_epochs=4, batch_size=10, **settings), []
+    worker.setup()
+    step = worker.optimizer.step
+    worker.optimizer.step = lambda: steps.append(1) or step()
+    return worker, steps
+
+
+@pytest.mark.parametrize(("ent_coef", "moves"), [(0.0, False), (0.1, True)])
+def test_episodes_that_came_to_the_same_teach_nothing(ent_coef: float, moves: bool) -> None:
+    """Gradients of zero would let Adam's momentum move the weights on. A bonus of entropy needs no episodes."""
+    (worker, steps), data = grouped(ent_coef=ent_coef), trajectories()
+    before = worker.train(Scripted(data)).weights
+    assert len(steps) == 16
+    for t in data:
+        t.end_return_E[:] = 0.1
+    update = worker.train(Scripted(data))
+    moved = [name for name, array in update.weights.arrays.items() if not np.array_equal(array, before.arrays[name]) and "preprocess" not in name]
+    assert (len(steps) > 16) == bool(moved) == moves
+    assert update.metrics["policy_loss"] == pytest.approx(0, abs=1e-6) and update.metrics["entropy"] > 0
+
+
+def test_an_update_without_values_ends_where_it_went_too_far() -> None:
+    """The ratio is 1 in its first step, and no more in its second."""
+    worker, steps = grouped(target_kl=1e-5)
+    assert worker.train(Scripted(trajectories())).metrics["kl"] > 1e-5 and len(steps) == 2
 
 
 def test_what_follows_the_end_of_a_task_is_not_looked_at():
@@ -214,6 +302,27 @@ def test_wrong_use_is_refused():
         worker._batch(few)
 
 
+@pytest.mark.parametrize("settings", [{}, {"target_kl": 1e-3}, {"policy": BY_ACTION["Gaussian"]}, {"policy": BY_ACTION["Gaussian"], "per_action": True}])
+def test_decoupled_ppo_of_fresh_data_is_ppo(settings: dict) -> None:
+    """With its clipping, and with the brake of its divergence: the policy before the update is the one that acted."""
+    data = [chunks(settings["policy"])] if "policy" in settings else trajectories()
+    found = [learner(n_epochs=8, learning_rate=1e-2, loss_of_policy=loss, **settings).train(Scripted(data)) for loss in (policy_loss, decoupled_policy_loss)]
+    assert found[0].metrics["clip_fraction"] > 0 and found[1].metrics == pytest.approx(found[0].metrics, rel=1e-3, abs=1e-5)
+    for name, array in found[0].weights.arrays.items():
+        np.testing.assert_allclose(found[1].weights.arrays[name], array, rtol=1e-3, atol=1e-5, err_msg=name)
+
+
+def test_decoupled_ppo_of_stale_data_measures_from_where_the_update_began() -> None:
+    """In its only step the policy has not moved yet, but it is another than the one that acted."""
+    kl = {}
+    for loss in (policy_loss, decoupled_policy_loss):
+        worker = learner(n_epochs=1, batch_size=48, loss_of_policy=loss)
+        with torch.no_grad():
+            worker.policy.head.log_std.add_(0.5)
+        kl[loss] = worker.train(Scripted(trajectories())).metrics["kl"]
+    assert kl[policy_loss] > 0.1 and kl[decoupled_policy_loss] == pytest.approx(0, abs=1e-6)
+
+
 def test_no_episode_ended_means_no_rate():
     out, cell = Collected(), Cell()
     short = SimulatorWorker(LineEnv, num_envs=1, n_steps=2, max_episode_steps=5)
@@ -276,8 +385,8 @@ def test_a_minibatch_of_one_is_refused() -> None:
 
 
 @pytest.mark.parametrize("settings", [
-    {}, {"critic_warmup": 2}, {"target_kl": 1e-5}, {"normalizes_advantage": False, "vf_coef": 0.0, "ent_coef": 0.01}, {"learning_rate": lambda done: 1e-3 * (1 - done)},
-], ids=["plain", "values first", "values after some steps", "of groups", "schedule"])  # fmt: skip
+    {}, {"policy": BY_ACTION["Gaussian"], "batch_size": 6, "ent_coef": 0.1}, {"critic_warmup": 2}, {"target_kl": 1e-5}, {"normalizes_advantage": False, "vf_coef": 0.0, "ent_coef": 0.01}, {"learning_rate": lambda done: 1e-3 * (1 - done)},
+], ids=["plain", "chunks", "values first", "values after some steps", "of groups", "schedule"])  # fmt: skip
 def test_written_out_gradients_learn_what_autograd_does(settings: dict, monkeypatch: pytest.MonkeyPatch) -> None:
     """Over several updates, through every change between the two, with the memory of Adam that they share."""
     steps = {"written out": 0, "autograd": 0}
@@ -287,7 +396,7 @@ def test_written_out_gradients_learn_what_autograd_does(settings: dict, monkeypa
         monkeypatch.setattr(owner, method, lambda self, *given, name=name, original=original, **more: steps.update({name: steps[name] + 1}) or original(self, *given, **more))
     mine, other = learner(updates=4, **settings), learner(updates=4, **settings)
     other._is_written_out = lambda: False
-    data = trajectories()
+    data = [chunks(settings["policy"])] if "policy" in settings else trajectories()
     for _ in range(4):
         before = dict(steps)
         found = mine.train(Scripted(data))

@@ -20,7 +20,8 @@ from reach_line import ACTION, ReachLine
 
 from rlinf_lab.policies import fused, make_actor, make_q_ensemble
 from rlinf_lab.records import Action
-from rlinf_lab.replay import ReplayBuffer
+from rlinf_lab.replay import NStep, ReplayBuffer
+from rlinf_lab.replay.n_step import over_n_steps
 from rlinf_lab.trees import map_tree
 from rlinf_lab.workers.environments import EnvGroup
 from rlinf_lab.workers.off_policy import Minibatch, Minibatches, OffPolicyLearner, SACStep, TD3Step
@@ -32,19 +33,23 @@ OBS = Box(-np.inf, np.inf, (2,), np.float32)
 NETS = {"net_arch": (8, 8), "seed": 5}
 
 
-def played(steps=12, envs=3, groups=1, version=0, seed=2):
-    """Trajectories of random actions, each group's environments with the actions that they would have in one group."""
+def played(steps=12, envs=3, groups=1, version=0, seed=2, cuts=None):
+    """Trajectories of random actions, each group's environments with the actions that they would have in one group. ``cuts``: lists of them, of iterations
+    that end after so many steps.
+    """
     rng = np.random.default_rng(seed)
     action_TN = rng.uniform(-1, 1, (steps, envs, 1)).astype(np.float32)
-    size, found = envs // groups, []
+    size, ends = envs // groups, (*(cuts or ()), steps)
+    found = [[] for _ in ends]
     for g in range(groups):
         mine = slice(g * size, (g + 1) * size)
         group = EnvGroup(ReachLine(size, 5), g, g * size, seed)
-        group.begin(steps)
-        for t in range(steps):
-            group.record(Action(g, action_TN[t, mine], np.zeros(size, np.float32), version))
-        found.append(group.finish())
-    return found
+        for i, (first, end) in enumerate(zip((0, *ends), ends, strict=False)):
+            group.begin(end - first)
+            for t in range(first, end):
+                group.record(Action(g, action_TN[t, mine], np.zeros(size, np.float32), version))
+            found[i].append(group.finish())
+    return found[0] if cuts is None else found
 
 
 def test_rows_are_what_the_environment_did():
@@ -153,6 +158,25 @@ def test_sac_steps_are_those_of_plain_torch(by_hand, target_critics):
         for one, other in zip(_flat(ours), _flat(theirs), strict=True):
             torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5)
     torch.testing.assert_close(step.temperature.log_alpha[0], log_alpha, rtol=1e-4, atol=1e-6)
+
+
+def test_the_critics_of_a_target_are_drawn_by_seed_and_step():
+    """Each as often as another, and of two runs not the same."""
+    make = partial(
+        SACStep, partial(make_actor, OBS, ACTION, **NETS), partial(make_q_ensemble, OBS, ACTION, critics=5, **NETS), learning_rate=1e-2, target_entropy=-1.0,
+        target_critics=2,
+    )  # fmt: skip
+
+    def drawn(seed):
+        step, found = make(seed=seed), []
+        for step.count in range(500):
+            found.append(step._subset(5).tolist())
+        return np.array(found)
+
+    one, again, other = drawn(0), drawn(0), drawn(1)
+    np.testing.assert_array_equal(one, again)
+    assert (one != other).any(1).mean() > 0.9  # 19 of 20 by chance
+    assert all(abs(np.bincount(each.ravel(), minlength=5) - 200).max() < 60 for each in (one, other))
 
 
 def test_normalised_critics_have_the_gradients_of_autograd():
@@ -289,6 +313,51 @@ def test_a_learner_goes_on_exactly_where_its_state_was_taken(prioritised):
     assert results[0].metrics == results[1].metrics and results[0].metrics["env_steps"] == 108 and results[0].metrics["staleness"] == 0
 
 
+@pytest.mark.parametrize("groups", [1, 3])
+def test_rows_over_several_steps_run_through_iterations(groups):
+    """Environments go on from one trajectory to the next; where one is fresh an episode was given up. Iterations of fewer steps than are spanned."""
+    (whole,), folder = played(24), NStep(4, 0.9)
+    pieces = played(24, groups=groups, cuts=(2, 3, 9, 16))
+    made = [transitions(piece, folder) for piece in pieces]
+    assert [len(rows["reward"]) // 3 for rows in made] == [0, 0, 6, 7, 8] and "truncated" not in made[0]
+    steps = transitions([whole])
+    steps = map_tree(lambda leaf: leaf.reshape(24, 3, *leaf.shape[1:]), steps) | {"truncated": whole.truncated_TN}
+    expected = map_tree(lambda leaf: leaf.reshape(21 * 3, *leaf.shape[2:]), over_n_steps(steps, 4, 0.9, 21))
+    assert whole.terminated_TN.any() and whole.truncated_TN.any()
+    map_tree(np.testing.assert_array_equal, map_tree(lambda *leaves: np.concatenate(leaves), *made), expected)
+    rest = transitions(played(8, seed=5), folder)  # other episodes: the last three steps are over what there was
+    given_up = map_tree(lambda leaf: leaf.reshape(9, *leaf.shape[2:]), over_n_steps(map_tree(lambda leaf: leaf[21:], steps), 4, 0.9))
+    map_tree(np.testing.assert_array_equal, map_tree(lambda leaf: leaf[:9], rest), given_up)
+
+
+@pytest.mark.parametrize("prioritised", [False, True])
+def test_a_learner_over_several_steps_goes_on_exactly_where_its_state_was_taken(prioritised):
+    pieces = [[t] for piece in played(36, cuts=(2, 14, 25)) for t in piece]
+    one = learner(prioritised=prioritised, n_steps=3, batch_size=4)
+    assert one.train(Scripted(pieces[0])).metrics["gradient_steps"] == 0, "of two steps none is complete"
+    for piece in pieces[1:3]:  # 69 complete rows: the buffer of 50 has begun to forget
+        one.train(Scripted(piece))
+    state = one.state_dict()
+    other = learner(state, prioritised=prioritised, n_steps=3, batch_size=4)
+    results = [each.train(Scripted(pieces[3])) for each in (one, other)]
+    np.testing.assert_array_equal(weights_of(one), weights_of(other))
+    assert results[0].metrics == results[1].metrics and results[0].metrics["env_steps"] == 108
+    assert results[0].metrics["gradient_steps"] == 36 + 33 + 33, "as many as steps came, complete or not"
+    (whole,), kept = played(36), one.replay.rows(one.replay.order)
+    steps = map_tree(lambda leaf: leaf.reshape(36, 3, *leaf.shape[1:]), transitions([whole])) | {"truncated": whole.truncated_TN}
+    expected = map_tree(lambda leaf: leaf.reshape(34 * 3, *leaf.shape[2:])[-50:], over_n_steps(steps, 3, 0.9, 34))
+    map_tree(np.testing.assert_array_equal, kept, expected)
+
+
+def test_a_minibatch_has_the_discounts_of_its_rows():
+    rows = transitions(played(), NStep(3, 0.9))
+    buffer = ReplayBuffer(len(rows["reward"]), seed=1)
+    buffer.add(rows)
+    for batch, index in Minibatches(buffer, 8, "cpu").draw(5, 0.5, 2.0):
+        np.testing.assert_array_equal(batch.discount, rows["discount"][index])
+        np.testing.assert_array_equal(batch.reward, 2 * rows["reward"][index])
+
+
 def test_half_of_each_minibatch_are_demonstrations():
     online, offline = ReplayBuffer(20, seed=1), ReplayBuffer(20, seed=2)
     rows = transitions(played())
@@ -300,6 +369,27 @@ def test_half_of_each_minibatch_are_demonstrations():
     alone = [batch for batch, _ in Minibatches(ReplayBuffer(9), 8, "cpu", offline, 0.5).draw(2, 0.9, 1.0)]
     assert all((batch.reward > 900).all() for batch in alone)
     assert all(((batch.discount == 0) | (batch.discount == 0.9)).all() for batch in alone)
+
+
+def test_importance_weights_correct_ever_more_over_the_updates():
+    """Their exponent goes from 0.4 to 1 with the share of the updates that is done; the weights themselves are of closed form."""
+    made, exponents = learner(prioritised=True, batch_size=36, updates=4), []
+    step, tree = made.learnt.step, made.replay._tree
+
+    def seen(batch, *rest):
+        chance = tree.get(drawn.pop()) / tree.total  # as it was drawn, priorities follow the step
+        lowest = int(chance.argmin())
+        other = int(chance.argmax())
+        if chance[other] > 1.01 * chance[lowest]:
+            exponents.append(math.log(float(batch.weight[other] / batch.weight[lowest])) / math.log(chance[lowest] / chance[other]))
+        return step(batch, *rest)
+
+    drawn, draw = [], made.minibatches.draw
+    made.minibatches.draw = lambda *given: ((drawn.append(index) or batch, index) for batch, index in draw(*given))
+    made.learnt.step = seen
+    for version, expected in enumerate((0.4, 0.55, 0.7, 0.85, 1.0, 1.0)):
+        made.train(Scripted(played(seed=version, version=version)))
+        assert exponents[-1] == pytest.approx(expected, abs=1e-3)
 
 
 def test_a_floor_keeps_what_hardly_varies_small():

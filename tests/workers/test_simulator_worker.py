@@ -8,7 +8,7 @@ from gymnasium.spaces import Box
 from line_env import OBSERVATION, LineEnv, SavedLineEnv
 
 from rlinf_lab.errors import ConfigError
-from rlinf_lab.records import Action
+from rlinf_lab.records import Action, wilson
 from rlinf_lab.workers import SimulatorWorker
 from rlinf_lab.workers.seeds import RANGE, Purpose, environment_seed
 from rlinf_lab.workflow.worker import Collected, Context
@@ -142,6 +142,7 @@ def test_evaluation_uses_fresh_seeds_whole_episodes_and_leaves_training_a_clean_
     score = simulator.evaluate(cell, cell, episodes=6)
     assert score.summary() == {
         "episodes": 8.0, "return": 0.0, "return_interval": (0.0, 0.0), "length": 4.0, "success_rate": 1.0, "success_once": 1.0,
+        "success_interval": wilson(8, 8), "success_once_interval": wilson(8, 8),
     }  # fmt: skip
     assert len(cell.seen) == 2 * 2 * 4 and not cell.waiting  # rounds × slots × steps
     evaluation = environment_seed(SEED, Purpose.EVALUATION)

@@ -10,6 +10,9 @@ import io
 import json
 import math
 import os
+import zipfile
+import zlib
+from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -24,12 +27,18 @@ from PIL import Image
 
 from rlinf_lab.datasets.episodes import DataSpec, Episode, EpisodeSource
 from rlinf_lab.datasets.lerobot import layout
-from rlinf_lab.datasets.space_json import LARGEST_ROW, MOST_AXES, built, from_json, is_image
+from rlinf_lab.datasets.space_json import LARGEST_ROW, MOST_AXES, built, from_json, is_image, leaf_spaces
 from rlinf_lab.errors import ConfigError, shown
 
 LARGEST_JSON = 64 << 20
+MOST_FOOTERS = 64  # of files, held at once
 MOST_FRAMES = 10**7  # of an episode
 _PLACE = ("episode_index", "length", "dataset_from_index", "dataset_to_index", "data/chunk_index", "data/file_index")
+
+WHOLE = frozenset(f"{u}int{n}" for u in ("", "u") for n in (8, 16, 32, 64))
+NUMBERS = WHOLE | {"bool", "float16", "float32", "float64"}
+KINDS = NUMBERS | {"image", "video"}
+_ONE_NUMBER = {layout.REWARD: NUMBERS, layout.DONE: NUMBERS, layout.SUCCESS: NUMBERS, "task_index": WHOLE}
 
 
 class LeRobotData(EpisodeSource):
@@ -41,11 +50,17 @@ class LeRobotData(EpisodeSource):
         ours = self.info.get("rlinf_lab")
         ours = ours if isinstance(ours, dict) else {}
         self._features: dict[str, dict[str, Any]] = self.info["features"]
+        self._footers: dict[Path, tuple[pq.FileMetaData, NDArray[np.int64]]] = {}  # parsing one costs more than reading a short episode
         observation, action = (self._space(kind, ours) for kind in ("observation", "action"))
         fps = self.info.get("fps", 10)
         if isinstance(fps, bool) or not isinstance(fps, (int, float)) or not 0 < fps < 1e6:
             raise self._bad(layout.INFO, f"fps is {shown(fps)}")
-        self.spec = DataSpec(observation, action, ours.get("env"), ours.get("max_episode_steps"), float(fps), str(ours.get("by", self.path.name)))
+        env, limit = ours.get("env"), ours.get("max_episode_steps")
+        if env is not None and not isinstance(env, str):
+            raise self._bad(layout.INFO, f"env is {shown(env)}, and no id")
+        if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
+            raise self._bad(layout.INFO, f"max_episode_steps is {shown(limit)}, and no number of steps")
+        self.spec = DataSpec(observation, action, env, limit, float(fps), str(ours.get("by", self.path.name)))
         self._columns = {
             kind: layout.columns_of(space, kind) if f"{kind}_space" in ours else self._foreign(kind)
             for kind, space in (("observation", observation), ("action", action))
@@ -53,6 +68,12 @@ class LeRobotData(EpisodeSource):
         for name in [*self._columns["observation"].values(), *self._columns["action"].values()]:
             if name not in self._features:
                 raise self._bad(layout.INFO, f"it describes no feature {name!r}")
+        for kind, space in (("observation", observation), ("action", action)):
+            for path, leaf in leaf_spaces(space) if f"{kind}_space" in ours else ():
+                name, wanted = self._columns[kind][path], layout.feature_of(leaf)
+                has = self._features[name]
+                if has["shape"] != wanted["shape"] or has["dtype"] not in (wanted["dtype"], "video"):
+                    raise self._bad(layout.INFO, f"feature {name!r} is {has['dtype']}{has['shape']}, and its space has {wanted['dtype']}{wanted['shape']}")
 
     def __fspath__(self) -> str:
         return str(self.path)
@@ -72,18 +93,19 @@ class LeRobotData(EpisodeSource):
         at = {name: int(self._places[name][index]) for name in _PLACE}
         place = layout.path_in(self.path, self.info.get("data_path"), at["data/chunk_index"], at["data/file_index"])
         wanted = [*self._columns["observation"].values(), *self._columns["action"].values()]
-        names = [n for n in (*wanted, layout.REWARD, layout.DONE, layout.SUCCESS, "task_index", "episode_index") if n in self._features]
-        table = self._frames(place, at, [n for n in names if self._features[n]["dtype"] != "video"])
-        if not pc.all(pc.equal(table["episode_index"], at["episode_index"])).as_py():
+        names = [n for n in (*wanted, layout.REWARD, layout.DONE, layout.SUCCESS, "task_index") if n in self._features]
+        table = self._frames(place, at, [*(n for n in names if self._features[n]["dtype"] != "video"), "episode_index"])
+        numbers = table["episode_index"]
+        if not pa.types.is_integer(numbers.type) or not pc.all(pc.equal(numbers, at["episode_index"])).as_py():
             raise self._bad(place, f"episode {index} is not where meta/episodes says it is")
-        arrays = {name: self._array(table, name, place, at) for name in names if name != "episode_index"}
+        arrays = {name: self._array(table, name, place, at) for name in names}
         T = at["length"]
         spec = self.spec
         trees = [
             built(space, lambda path, kind=kind: arrays[self._columns[kind][path]])
             for kind, space in (("observation", spec.observation_space), ("action", spec.action_space))
         ]
-        ours = self._ours(index)
+        ours = self._our_rows[index]
         done = bool(arrays[layout.DONE][-1]) if layout.DONE in arrays else False
         reward_T = arrays[layout.REWARD].astype(np.float32) if layout.REWARD in arrays else np.zeros(T, np.float32)
         success_T = arrays[layout.SUCCESS].astype(bool) if layout.SUCCESS in arrays else None
@@ -96,28 +118,39 @@ class LeRobotData(EpisodeSource):
     def _frames(self, place: Path, at: dict[str, int], names: list[str]) -> pa.Table:
         """The rows of one episode: only the row groups are read that it lies in."""
         try:
-            with pq.ParquetFile(place) as file:
+            if place not in self._footers:
+                if len(self._footers) >= MOST_FOOTERS:
+                    self._footers.pop(next(iter(self._footers)))
+                found = pq.read_metadata(place)
+                self._footers[place] = found, np.cumsum([found.row_group(g).num_rows for g in range(found.num_row_groups)])
+            footer, ends = self._footers[place]
+            with pq.ParquetFile(place, metadata=footer) as file:
                 known = file.schema_arrow.names
                 for name in names:
                     if name not in known:
                         raise self._bad(place, f"it has no column {name!r}")
                 start = at["dataset_from_index"] - self._first_of(at)
                 stop = start + at["length"]
-                ends = np.cumsum([file.metadata.row_group(g).num_rows for g in range(file.metadata.num_row_groups)])
                 if not 0 <= start < stop <= (ends[-1] if len(ends) else 0):
                     raise self._bad(place, f"episode {at['episode_index']} ends at row {stop}, and there are {ends[-1] if len(ends) else 0}")
                 first, last = (int(np.searchsorted(ends, row, side="right")) for row in (start, stop - 1))
                 before = int(ends[first - 1]) if first else 0
-                table = file.read_row_groups(list(range(first, last + 1)), columns=names)
+                table = file.read_row_groups(list(range(first, last + 1)), columns=names, use_threads=False)
                 return table.slice(start - before, stop - start)
         except (OSError, pa.ArrowException) as error:
             raise self._bad(place, f"it cannot be read: {error}") from error
 
     def _first_of(self, at: dict[str, int]) -> int:
         """The number of the first frame of that file."""
-        places = self._places
-        same = (places["data/chunk_index"] == at["data/chunk_index"]) & (places["data/file_index"] == at["data/file_index"])
-        return int(places["dataset_from_index"][same].min())
+        return self._firsts[at["data/chunk_index"], at["data/file_index"]]
+
+    @cached_property
+    def _firsts(self) -> dict[tuple[int, int], int]:
+        columns = [self._places[name].tolist() for name in ("data/chunk_index", "data/file_index", "dataset_from_index")]
+        firsts: dict[tuple[int, int], int] = {}
+        for chunk, file, start in zip(*columns, strict=True):
+            firsts[chunk, file] = min(start, firsts.get((chunk, file), start))
+        return firsts
 
     def _array(self, table: pa.Table, name: str, place: Path, at: dict[str, int]) -> NDArray:
         feature = self._features[name]
@@ -147,8 +180,6 @@ class LeRobotData(EpisodeSource):
 
     @cached_property
     def _ones(self) -> dict[str, bool]:
-        from rlinf_lab.datasets.space_json import leaf_spaces
-
         kinds = (("observation", self.spec.observation_space), ("action", self.spec.action_space))
         return {self._columns[kind][path]: leaf.shape == (1,) for kind, space in kinds for path, leaf in leaf_spaces(space)}
 
@@ -192,6 +223,10 @@ class LeRobotData(EpisodeSource):
             left -= math.prod(shape) * (1 if kind in ("image", "video") else np.dtype(kind).itemsize)
             if left < 0 or len(shape) > MOST_AXES:
                 raise self._bad(layout.INFO, f"feature {name!r} has the shape {shown(shape)}: a row has {LARGEST_ROW >> 20} MiB at most")
+        for name, kinds in _ONE_NUMBER.items():
+            feature = info["features"].get(name)
+            if feature is not None and (feature["shape"] not in ([], [1]) or feature["dtype"] not in kinds):
+                raise self._bad(layout.INFO, f"feature {name!r} is {shown(feature)}, and one {'whole ' if kinds is WHOLE else ''}number of a frame is needed")
         return info
 
     def _foreign(self, kind: str) -> dict[tuple[str, ...], str]:
@@ -216,8 +251,8 @@ class LeRobotData(EpisodeSource):
         feature = self._features[name]
         shape = tuple(feature["shape"])
         if feature["dtype"] in ("image", "video"):
-            channels_first = feature.get("names") and str(feature["names"][0]).startswith("channel")
-            if channels_first:
+            names = feature.get("names")
+            if isinstance(names, list) and names and str(names[0]).startswith("channel"):
                 shape = (*shape[1:], shape[0])
                 feature["shape"] = list(shape)
             found = spaces.Box(0, 255, shape, np.uint8)
@@ -242,7 +277,12 @@ class LeRobotData(EpisodeSource):
             raise self._bad(layout.EPISODES, f"it cannot be read: {error}") from error
         if missing := [name for name in (*_PLACE, *video) if name not in table.column_names]:
             raise self._bad(layout.EPISODES, f"it has no columns {', '.join(missing)}")
-        places = {name: np.asarray(table[name]) for name in table.column_names}
+        for name in (*_PLACE, *video):
+            _check_column(self._bad, layout.EPISODES, table, name, pa.types.is_floating if name.endswith("from_timestamp") else pa.types.is_integer)
+        try:
+            places = {name: np.asarray(table[name] if name.endswith("from_timestamp") else table[name].cast(pa.int64())) for name in table.column_names}
+        except pa.ArrowException as error:  # beyond 64 bits
+            raise self._bad(layout.EPISODES, f"it cannot be read: {error}") from error
         length, start, stop = (places[name] for name in ("length", "dataset_from_index", "dataset_to_index"))
         wrong = (length <= 0) | (length > MOST_FRAMES) | (start < 0) | (stop - start != length)
         if wrong.any():
@@ -271,27 +311,57 @@ class LeRobotData(EpisodeSource):
     def _our_rows(self) -> list[dict[str, Any]]:
         path = self.path / layout.OURS
         try:
-            return list(pq.read_table(path).to_pylist()) if path.is_file() else []
+            table = pq.read_table(path) if path.is_file() and "rlinf_lab" in self.info else None  # else somebody has written the set anew
         except (OSError, pa.ArrowException) as error:
             raise self._bad(layout.OURS, f"it cannot be read: {error}") from error
-
-    def _ours(self, index: int) -> dict[str, Any]:
-        return self._our_rows[index] if index < len(self._our_rows) else {}
+        if table is None:
+            return [{}] * len(self)
+        if table.num_rows != len(self):
+            raise self._bad(layout.OURS, f"it has {table.num_rows} rows, and there are {len(self)} episodes")
+        kinds = {"seed": pa.types.is_integer, "terminated": pa.types.is_boolean, "truncated": pa.types.is_boolean, "final_obs": pa.types.is_binary}
+        for name, fits in kinds.items():
+            _check_column(self._bad, layout.OURS, table, name, fits, may_lack=name in ("seed", "final_obs"))
+        return list(table.select(list(kinds)).to_pylist())
 
     def _final(self, ours: dict[str, Any]) -> Any:
-        if not isinstance(ours.get("final_obs"), bytes):
+        if ours.get("final_obs") is None:
             return None
+        leaves = dict(leaf_spaces(self.spec.observation_space))
         try:
             with np.load(io.BytesIO(ours["final_obs"]), allow_pickle=False) as arrays:
-                return built(self.spec.observation_space, lambda path: arrays[self._columns["observation"][path]])
-        except (OSError, ValueError, KeyError, EOFError) as error:
+                return built(self.spec.observation_space, lambda path: _last(arrays, self._columns["observation"][path], leaves[path]))
+        except (OSError, ValueError, KeyError, EOFError, AttributeError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
             raise self._bad(layout.OURS, f"a last observation cannot be read: {error}") from error
 
     def _bad(self, where: str | Path, what: str) -> ConfigError:
         return ConfigError(f"{str(self.path)!r}: {where if isinstance(where, str) else where.name}: {what}.")
 
 
-KINDS = frozenset(("image", "video", "bool", "float16", "float32", "float64", *(f"{u}int{n}" for u in ("", "u") for n in (8, 16, 32, 64))))
+def _check_column(
+    bad: Callable[[str, str], ConfigError], where: str, table: pa.Table, name: str, fits: Callable[[pa.DataType], bool], may_lack: bool = False
+) -> None:
+    """`ConfigError` naming a value of another type than the column, or one that lacks."""
+    if name not in table.column_names:
+        raise bad(where, f"it has no column {name!r}")
+    column = table[name]
+    gaps = 0 if may_lack else column.null_count
+    if gaps or not (fits(column.type) or (may_lack and pa.types.is_null(column.type))):
+        row = pc.index(column.is_null(), True).as_py() if gaps else 0
+        raise bad(where, f"{name} of episode {row} is {shown(column[row].as_py())}, and {fits.__name__.removeprefix('is_')} is needed")
+
+
+def _last(arrays: Any, name: str, space: Any) -> NDArray:
+    """One array of an npz, if it is announced as one of its space.
+
+    A few bytes may unpack to any size. `ValueError` where it is another.
+    """
+    with arrays.zip.open(f"{name}.npy") as file:
+        read_header = {1: np.lib.format.read_array_header_1_0, 2: np.lib.format.read_array_header_2_0}[np.lib.format.read_magic(file)[0]]
+        shape, _, kind = read_header(file)
+    wanted = np.dtype(space.dtype)
+    if shape != space.shape or not (kind == wanted or (wanted.kind == "f" and kind.kind in "biuf" and kind.itemsize <= 8)):
+        raise ValueError(f"the last {name} is {kind}{list(shape)}, and its space has {wanted}{list(space.shape)}")
+    return np.asarray(arrays[name].astype(wanted))
 
 
 def read_lerobot(folder: str | os.PathLike[str]) -> LeRobotData:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from difflib import get_close_matches
 from numbers import Integral
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from gymnasium import Space
 
 from rlinf_lab.datasets import DataSpec, Episode, EpisodeList
 from rlinf_lab.datasets.playing import play_once
@@ -20,7 +22,7 @@ from rlinf_lab.experiments.evaluation import AT_ONCE, check_counts
 from rlinf_lab.experiments.starting import load_policy
 from rlinf_lab.trees import Tree, named_leaves
 from rlinf_lab.vecenv import VecEnv, environment
-from rlinf_lab.vecenv.spaces import checked_batch, empty
+from rlinf_lab.vecenv.spaces import Native, checked_batch, empty
 from rlinf_lab.vecenv.stepping import is_chunk
 from rlinf_lab.workers.seeds import Purpose, environment_seed
 
@@ -46,8 +48,9 @@ def collect(
 
     ``policy``: "expert" (the task's scripted policy, where its simulator has one: all of Meta-World), a run, a loaded
     policy, a run's folder, or a function from observations of several environments to their actions. It acts greedily.
-    Actions outside of a Box are clipped to it, as the environment does (gymnasium's `ClipAction`), and recorded as it
-    took them; a function of yours that gives such is warned of once.
+    Actions outside of a Box are clipped to it, as the environment does (gymnasium's `ClipAction`); a function of yours
+    that gives such is warned of once. Actions are recorded in the environment's own units (``spec.action_space`` says
+    which), as its simulator and other libraries take them; whoever learns from them here sees them as policies act.
     ``only_success``: keep those episodes in which the task succeeded. ``task``: what is to be done, in words; None of
     them: the environment's id. Episode i begins from a seed of its own, so `EpisodeSource.replay` plays it again; seeds
     are never those of training or of an evaluation.
@@ -87,7 +90,16 @@ def collect(
             "policy, or only_success=False."
         )
     known = DataSpec(spec.observation_space, spec.action_space, _id_of(env, spec.id), spec.max_episode_steps, by=by)
-    return EpisodeList(known, kept[:episodes])
+    data = EpisodeList(known, kept[:episodes])
+    return data if spec.native_action_space is None else _in_own_units(data, spec.native_action_space)
+
+
+def _in_own_units(data: EpisodeList, space: Space) -> EpisodeList:
+    """Actions as the simulator got them, in its own ``space``."""
+    native = Native(space)
+    return EpisodeList(
+        replace(data.spec, action_space=space), [replace(e, action_T=native(e.action_T)) for e in data.episodes]
+    )
 
 
 def acting(policy: Any, factory: Any) -> tuple[Callable[[Any], Any], str, bool]:
@@ -152,9 +164,9 @@ class _Acting:
                 warnings.warn(
                     f"collect(policy={self.by}): the action{name} {mine[place]:.4g} is outside of "
                     f"{self.spec.action_space}. The environment takes {theirs[place]:.4g}, and that is what is "
-                    "recorded: actions outside of a Box are clipped, as gymnasium's ClipAction does. Next: nothing, if "
-                    "that is meant; else actions within it (a bounded Box is [-1, 1] here, mapped to the environment's "
-                    f"own {self.spec.native_action_space or 'range'}).",
+                    "recorded, in its own units: actions outside of a Box are clipped, as gymnasium's ClipAction does. "
+                    "Next: nothing, if that is meant; else actions within it (a bounded Box is [-1, 1] here, mapped to "
+                    f"the environment's own {self.spec.native_action_space or 'range'}).",
                     stacklevel=5,
                 )
         return taken

@@ -20,6 +20,7 @@ is pickled.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib.metadata
 import json
@@ -29,7 +30,7 @@ import re
 import socket
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -81,6 +82,23 @@ class RunFolder:
                 f"The folder {str(self.path)!r} cannot be made: {error.strerror}. Next: another path."
             ) from error
 
+    @contextlib.contextmanager
+    def writes(self) -> Iterator[None]:
+        """`ConfigError` with the next step for what cannot be written within."""
+        try:
+            yield
+        except OSError as error:
+            raise ConfigError(
+                f"The folder {str(self.path)!r} cannot be written: {error.strerror or error}. Next: make room there, "
+                "or another folder."
+            ) from error
+
+    def forget_parts(self) -> None:
+        """Take away what a process that was killed has left half written."""
+        for folder in (self.path, self.path / "checkpoints", self.rows_folder):
+            for part in (*folder.glob(".*.part"), *folder.glob(".tmp??????")):  # the latter are safetensors' own
+                part.unlink(missing_ok=True)
+
     def write_json(self, name: str, content: Mapping[str, Any]) -> None:
         text = json.dumps(content, indent=1)
         with whole(self.path / name) as part:
@@ -95,6 +113,8 @@ class RunFolder:
 
     def write_state(self, snapshot: Snapshot, keep: int = 0) -> None:
         """The newest state, and its weights; of those before ``keep`` stay as checkpoints."""
+        # the smallest first: a disk may have room for it alone
+        snapshot.weights.save(self.path / "policy.safetensors")
         newest = self.path / "learner.safetensors"
         if keep:
             kept = self.path / "checkpoints"
@@ -103,7 +123,6 @@ class RunFolder:
             for old in self.checkpoints()[:-keep]:
                 old.unlink(missing_ok=True)
         snapshot.save(newest, self.rows_folder)
-        snapshot.weights.save(self.path / "policy.safetensors")
         if self.rows_folder.exists():
             segments.forget_others(
                 self.rows_folder, [name for path in (newest, *self.checkpoints()) for name in segments_of(path)]
@@ -213,15 +232,23 @@ class RunFolder:
                 except ConfigError as error:
                     tried = tried or error
         raise tried or ConfigError(
-            f"{str(self.path)!r} has no state of a learner: the run ended before its first checkpoint (there is one "
-            "after a minute, and then every checkpoint_minutes=). Next: delete the folder, and lab.train(...) anew."
+            f"{str(self.path)!r} has no state of a learner: {self._why_nothing()}. Next: lab.load_policy(folder) where "
+            "there are weights, else lab.train(...) anew."
         )
+
+    def _why_nothing(self) -> str:
+        """Why weights or state are not there."""
+        about = self.read_json("run.json")
+        if about.get("unwritten"):
+            return f"it could not be written ({about['unwritten']})"
+        what = "the run ended before its first" if about.get("state") in ENDED else "it goes on, before its first"
+        return f"{what} checkpoint (there is one after a minute, and then every checkpoint_minutes=)"
 
     def weights(self, best: bool = False) -> PolicyWeights:
         """Of the policy."""
         path = self.path / ("best.safetensors" if best else "policy.safetensors")
         if not path.exists():
-            why = "no evaluation was asked for (eval_every=)" if best else "the run ended before its first checkpoint"
+            why = "no evaluation was asked for (eval_every=)" if best else self._why_nothing()
             raise ConfigError(f"{str(self.path)!r} has no {path.name}: {why}. Next: lab.runs() says what there is.")
         try:
             return PolicyWeights.load(path)

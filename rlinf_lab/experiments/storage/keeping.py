@@ -24,18 +24,22 @@ if TYPE_CHECKING:
     from rlinf_lab.timeline.timeline import Timeline
 
 
-FIRST_S = 60.0  # the first checkpoint comes as early: a run that dies soon has something to go on from
+LEAST_S = 60.0  # between checkpoints, and before the first: what a run that dies soon loses
+SHARE = 0.01  # of the time may be spent in writing them; a replay buffer of gigabytes is written more seldom
 
 
 class Keeper:
-    """``folder``: None keeps nothing on disk. ``best``: the best evaluation so far, an earlier run's too."""
+    """``folder``: None keeps nothing on disk. ``minutes``: between checkpoints at most; None: none. ``best``: the best
+    evaluation so far, an earlier run's too.
+    """
 
     def __init__(self, folder: RunFolder | None, minutes: float | None, keep: int, best: Best | None = None) -> None:
         self.folder, self.keep = folder, keep
         self.seconds = None if minutes is None else 60 * minutes
         self.best = best
         self.asked = False  # for a checkpoint as soon as possible
-        self._due = time.monotonic() + min(FIRST_S, self.seconds or 0)
+        self._due = time.monotonic() + min(LEAST_S, self.seconds or 0)
+        self.unwritten = ""  # what could not be written at the end, and why
         self._told = False
 
     def wants_state(self) -> bool:
@@ -45,8 +49,11 @@ class Keeper:
     def checkpoint(self, snapshot: Snapshot, tables: Callable[[], tuple[pd.DataFrame, pd.DataFrame]]) -> None:
         """If one is due. ``tables``: metrics and samples."""
         if self.wants_state():
-            self._due, self.asked = time.monotonic() + (self.seconds or 0), False
-            self.attempt(lambda folder: self._write(folder, snapshot, *tables()))
+            self.asked, began = False, time.monotonic()
+            self.attempt(lambda folder: folder.write_tables(*tables()))  # first: a resumed run drops rows too many
+            self.attempt(lambda folder: self._write(folder, snapshot))
+            ended = time.monotonic()
+            self._due = ended + min(self.seconds or 0, max(LEAST_S, (ended - began) / SHARE))
 
     def evaluated(self, found: Evaluation, snapshot: Snapshot) -> None:
         """Keep the weights if they are the best so far."""
@@ -54,20 +61,20 @@ class Keeper:
             best = self.best = Best(as_plain(found), snapshot.weights)
             self.attempt(lambda folder: folder.write_best(best))
 
-    def _write(self, folder: RunFolder, snapshot: Snapshot, metrics: pd.DataFrame, samples: pd.DataFrame) -> None:
+    def _write(self, folder: RunFolder, snapshot: Snapshot) -> None:
         folder.write_state(snapshot, self.keep)
-        folder.write_tables(metrics, samples)
         folder.about(iteration=snapshot.iteration)
 
     def end(
         self, snapshot: Snapshot | None, tables: Callable[[], tuple[pd.DataFrame, pd.DataFrame]], timeline: Timeline,
         **about: Any
     ) -> None:  # fmt: skip
-        """The run has ended."""
+        """The run has ended: each by itself, as far as there is room. What is missing is said, once more."""
+        self.unwritten, self._told = "", False
         if snapshot is not None:
             self.attempt(lambda folder: folder.write_state(snapshot))
         self.attempt(lambda folder: folder.write_tables(*tables(), timeline))
-        self.attempt(lambda folder: folder.about(ended=time.time(), **about))
+        self.attempt(lambda folder: folder.about(ended=time.time(), unwritten=self.unwritten, **about))
 
     def attempt(self, write: Callable[[RunFolder], object]) -> None:
         """Write something; what cannot be written is said once and stops nothing."""
@@ -76,6 +83,7 @@ class Keeper:
         try:
             write(self.folder)
         except (OSError, ConfigError, ValueError) as error:  # pyarrow and safetensors have their own kinds
+            self.unwritten = self.unwritten or str(error)[:200]
             if not self._told:
                 self._told = True
                 logging.getLogger("rlinf_lab").warning(

@@ -179,7 +179,7 @@ def _affine(x: np.ndarray, t: np.ndarray, with_fixed: bool) -> tuple[float, floa
         if fixed < 0:
             fixed, each = 0.0, _slope(x, t, weight)
         elif each < 0:
-            fixed, each = float(t.mean()), 0.0
+            fixed, each = float(np.average(t, weights=weight**2)), 0.0
     else:
         fixed, each = 0.0, _slope(x, t, weight)
     error = float(np.sqrt(np.mean(((fixed + each * x - t) * weight) ** 2)))
@@ -196,10 +196,11 @@ def _errors(x: np.ndarray, t: np.ndarray, with_fixed: bool) -> np.ndarray:
         mean_x, mean_t = (x * squared).sum(axis=1) / squared.sum(), float((t * squared).sum() / squared.sum())
         off = x - mean_x[:, None]
         around = (off**2 * squared).sum(axis=1)
-        each = np.divide((off * (t - mean_t) * squared).sum(axis=1), around, out=np.zeros(len(x)), where=around > 0)
+        vary = around > 1e-24 * (x**2 * squared).sum(axis=1)  # equal sizes differ by what their powers were rounded
+        each = np.divide((off * (t - mean_t) * squared).sum(axis=1), around, out=np.zeros(len(x)), where=vary)
         fixed = mean_t - each * mean_x
         slope = np.where(fixed < 0, slope, np.where(each < 0, 0.0, each))
-        fixed = np.where(fixed < 0, 0.0, np.where(each < 0, t.mean(), fixed))
+        fixed = np.where(fixed < 0, 0.0, np.where(each < 0, mean_t, fixed))
     return np.asarray(np.sqrt(np.mean(((fixed[:, None] + slope[:, None] * x - t) * weight) ** 2, axis=1)))
 
 

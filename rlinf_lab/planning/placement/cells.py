@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from rlinf_lab.planning.costs import CellModel
-from rlinf_lab.planning.search.pareto import ParetoFront, drops, pareto
+from rlinf_lab.planning.search.pareto import ParetoFront, lower, pareto
 from rlinf_lab.planning.search.problem import Counts
 
 MAX_COUNTS = 160  # device counts of a member that are looked at; more are thinned evenly
@@ -72,11 +72,10 @@ def _fronts(rows: Sequence[np.ndarray], shape: Counts) -> tuple[ParetoFront, np.
 
 
 def _member(row: np.ndarray, shape: Counts) -> tuple[ParetoFront, np.ndarray]:
-    codes = drops(row, shape)
+    codes = np.flatnonzero(lower(row, shape))
     if len(codes) > MAX_COUNTS:
         codes = codes[np.unique(np.linspace(0, len(codes) - 1, MAX_COUNTS).astype(int))]
-    none = np.zeros(len(codes), np.int64)
-    return ParetoFront.of(codes, row[codes], row[codes], 0, none, none), codes
+    return ParetoFront.of(codes, row[codes], row[codes], 0, 0, 0), codes
 
 
 def _pairs(a: np.ndarray, b: np.ndarray, shape: Counts) -> tuple[np.ndarray, np.ndarray]:

@@ -83,9 +83,9 @@ def _there(setting: Budget) -> str:
     )
 
 
-def _counts(setting: Budget, name: str) -> np.ndarray:
+def _counts(setting: Budget, *names: str) -> np.ndarray:
     devices = np.arange(1, max(setting.counts) + 1)
-    return devices[allowed(setting.profile.workers[name], devices)]
+    return devices[np.all([allowed(setting.profile.workers[name], devices) for name in names], axis=0)]
 
 
 def _ranks(setting: Budget, name: str) -> str:
@@ -103,15 +103,15 @@ def _ranks(setting: Budget, name: str) -> str:
 def _memory(setting: Budget, names: tuple[str, ...]) -> str:
     """``names``: workers that share each device."""
     cap = max(setting.cap(k) for k in setting.kinds)
-    counts = [n for n in _counts(setting, names[0]) if all(n in _counts(setting, m) for m in names)]
-    if math.isinf(cap) or not counts:
+    counts = _counts(setting, *names)
+    if math.isinf(cap) or not len(counts):
         return ""
-    needs = _least_need(setting, names, np.array(counts))
+    needs = _least_need(setting, names, counts)
     if needs.min() <= cap + ROUNDING:
         return ""
     who = f"Worker {names[0]!r} needs" if len(names) == 1 else f"Workers {' and '.join(map(repr, names))} together need"
     return (
-        f"{who} {needs.min():.3g} GiB {on_each(counts[int(needs.argmin())])}, and "
+        f"{who} {needs.min():.3g} GiB {on_each(int(counts[needs.argmin()]))}, and "
         f"{'a' if len(setting.kinds) == 1 else 'the largest'} device has {cap:g} GiB."
     )
 

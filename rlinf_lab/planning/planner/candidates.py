@@ -202,7 +202,8 @@ def _quick(
                 _as_it_runs(setting),
                 min([ceiling, *(c.searched for c in before + found)]),
             )
-    return before + found or _any(setting, time_shared, Only(modes), ceiling)
+    # on devices of their own it does not matter who stays
+    return before + found or _any(setting, time_shared if TEMPORAL in modes else time_shared[:1], Only(modes), ceiling)
 
 
 def _recosted(

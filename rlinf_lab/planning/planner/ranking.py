@@ -118,7 +118,9 @@ class _Trials:
         of_modes = [[c for c in first if c.placement.mode == mode] for mode in {c.placement.mode for c in first}]
         some = [*first[: max(self.more, LOOKED_AT)], *(c for mode in of_modes for c in mode[:OF_A_MODE])]
         for candidate in [min(found, key=lambda c: c.searched), *some]:
-            self._seconds(candidate)
+            if (key := _key(candidate)) not in self._seen:
+                timeline = steady(candidate.placement, self.devices, DETAIL)
+                self._seen[key] = candidate, settled(timeline, candidate.placement.setting.staleness)[1]
 
     def ranked(self, found: Sequence[Candidate]) -> list[Shown]:
         """The best of each shape. As many as are worth it, and on until the first is one of them, are simulated in full
@@ -152,12 +154,3 @@ class _Trials:
                 min((s for s in some if s[0] <= least * (1 + GAIN)), key=lambda s: (s[1].searched, preference(s[1])))
             )
         return best
-
-    def _seconds(self, candidate: Candidate) -> float:
-        key = _key(candidate)
-        if key not in self._seen:
-            seconds = settled(steady(candidate.placement, self.devices, DETAIL), candidate.placement.setting.staleness)[
-                1
-            ]
-            self._seen[key] = candidate, seconds
-        return self._seen[key][1]

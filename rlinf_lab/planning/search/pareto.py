@@ -99,12 +99,9 @@ class ParetoFront:
         codes = math.prod(shape)
         start, end = self.code.searchsorted([g * codes, (g + 1) * codes]).tolist()
         devices, fill = self.code[start:end] - g * codes, self.fill[start:end]
-        if len(shape) == 1:
-            fits = devices <= code
-        else:
-            fits = np.all(
-                np.array(np.unravel_index(devices, shape)) <= np.array(np.unravel_index(code, shape))[:, None], axis=0
-            )
+        fits = np.all(
+            np.array(np.unravel_index(devices, shape)) <= np.array(np.unravel_index(code, shape))[:, None], axis=0
+        )
         return start + int(np.argmin(np.where(fits, fill, np.inf)))
 
     def _columns(self) -> tuple[np.ndarray, ...]:
@@ -134,11 +131,6 @@ def below(least: np.ndarray, shape: Counts) -> np.ndarray:
         first = np.full_like(np.take(grid, [0], axis=axis), np.inf)
         shifted.append(np.concatenate([first, np.delete(grid, -1, axis=axis)], axis=axis))
     return reduce(np.minimum, shifted).reshape(least.shape)
-
-
-def drops(values: np.ndarray, shape: Counts) -> np.ndarray:
-    """Codes at which a value is lower than on any fewer devices."""
-    return np.asarray(lower(values, shape).nonzero()[0])
 
 
 def lower(values: np.ndarray, shape: Counts) -> np.ndarray:

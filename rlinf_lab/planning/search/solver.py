@@ -28,11 +28,12 @@ from rlinf_lab.planning.cached_method import cached_method
 from rlinf_lab.planning.cancellation import check
 from rlinf_lab.planning.search.bounds import Bounds
 from rlinf_lab.planning.search.pareto import ParetoFront, lower, spread, undominated
-from rlinf_lab.planning.search.plan_tree import SPATIAL, TEMPORAL, Composed, Leaf, Tree, leaf_of
+from rlinf_lab.planning.search.plan_tree import SPATIAL, TEMPORAL, Composed, Leaf, Tree, compositions, evaluate, leaf_of
 from rlinf_lab.planning.search.problem import Counts, Cut, Cuts, Problem, members
 
 EXACT = 1 + 1e-12  # ties with the best so far are kept
 FEW, CLOSER = 10, 5  # device counts of a leaf in the first, coarse search; how much nearer each next search looks
+SEVERAL = 5  # leaves, of which most sets of those who stay make a front of their own
 UNITS = 128  # of devices, evenly spaced, that are looked at where there are very many
 BLOCK = 4_000_000  # pairs looked at together
 MODERATE = 256  # device counts of a leaf up to which a coarse search alone gives a bound that is worth its time
@@ -82,11 +83,11 @@ def solve(problem: Problem, ceiling: float = np.inf, only: Only = Only()) -> lis
     ``ceiling``: plans that take longer are of no interest, and plans not much slower than the best may be missing below
     it.
     """
-    several = SPATIAL in only.kinds and problem.everyone.bit_count() > 1
-    if several and np.isinf(ceiling) and any(len(useful_counts(problem, v)) > FEW for v in range(len(problem.names))):
-        moderate = all(len(useful_counts(problem, v)) <= MODERATE for v in range(len(problem.names)))
-        ceiling = min([ceiling, *(f.seconds for f in guess(problem, ceiling, only, coarse=moderate)[:1])])
-    return sorted(_Solver(problem, ceiling, only).plans(), key=lambda f: f.seconds)
+    if SPATIAL in only.kinds and len(problem.names) > 1 and np.isinf(ceiling):
+        most = max(len(useful_counts(problem, v)) for v in range(len(problem.names)))
+        if most > FEW:
+            ceiling = min([ceiling, *(f.seconds for f in guess(problem, ceiling, only, coarse=most <= MODERATE)[:1])])
+    return _fastest(problem, ceiling, only)
 
 
 def near(problem: Problem, ceiling: float = np.inf, only: Only = Only(), units: int = UNITS) -> list[Found]:
@@ -128,16 +129,32 @@ def guess(problem: Problem, ceiling: float = np.inf, only: Only = Only(), coarse
     found = _look(problem, chosen, ceiling, only)
     while found and max(strides) > 1 and not coarse:
         strides = [max(1, stride // CLOSER) for stride in strides]
-        plans = _look(problem, _around(problem, useful, found[0].tree, strides), found[0].seconds, only)
-        if not plans:
-            break
-        found = sorted([*plans, *found], key=lambda f: f.seconds)
+        near = _around(problem, useful, found[0].tree, strides)
+        # In streams its own compositions first: few, and against a faster plan little else is worth keeping.
+        own = [] if TEMPORAL in only.kinds else [replace(only, among=compositions(found[0].tree))]
+        for some in (*own, only):
+            found = sorted([*_look(problem, near, found[0].seconds, some), *found], key=lambda f: f.seconds)
     return found
 
 
 def _look(problem: Problem, chosen: list[np.ndarray], ceiling: float, only: Only) -> list[Found]:
-    """Over some device counts of each leaf, fastest first."""
-    return sorted(_Solver(_with_counts(problem, chosen), ceiling, only).plans(), key=lambda f: f.seconds)
+    """Over some device counts of each leaf, fastest first.
+
+    First as if nobody minded who stays beside it, for then each part is searched once: where that plan is as fast in
+    truth there is none faster, and else it is at least a plan to beat.
+    """
+    some = _with_counts(problem, chosen)
+    if len(chosen) >= SEVERAL and TEMPORAL in only.kinds and any(some.minded or ()):
+        easy = _fastest(replace(some, minded=(0,) * len(chosen)), ceiling, only)[:1]
+        if not easy or (true := evaluate(easy[0].tree, some)) <= easy[0].seconds * EXACT:
+            return easy
+        ceiling = min(ceiling, true)
+    return _fastest(some, ceiling, only)
+
+
+def _fastest(problem: Problem, ceiling: float, only: Only) -> list[Found]:
+    """The best plan of each last composition, fastest first."""
+    return sorted(_Solver(problem, ceiling, only).plans(), key=lambda f: f.seconds)
 
 
 def _around(problem: Problem, useful: list[np.ndarray], tree: Tree, strides: list[int]) -> list[np.ndarray]:

@@ -89,7 +89,8 @@ class SuccessFactory(EnvFactory):
         Where the run will live here a step is taken before it: `EnvError` where that tells nothing of success.
         """
         factory = super().for_run(num_envs, max_episode_steps, elsewhere=elsewhere, **options)
-        if not elsewhere:
+        known = self._known_spec(max_episode_steps)
+        if not elsewhere and (known is None or known.success is None):
             env = self(self.size or 1, max_episode_steps, runner=next(iter(self.runners())))
             try:
                 if env.spec.success is None:

@@ -58,7 +58,8 @@ class DataWorker(Worker):
     def draw(self, minibatches: Outbox[Demonstrated]) -> None:
         """The rows of one iteration."""
         if self._sampler is None:
-            self._sampler = ChunkSampler(self.source, self.chunk_size, self.seed, self.memory)
+            drawn = self.taken * self.rows
+            self._sampler = ChunkSampler(self.source, self.chunk_size, self.seed, self.memory, drawn)
         rng = np.random.default_rng(stream(self.seed, Purpose.MINIBATCHES, self.taken))
         minibatches.put(Demonstrated(*self._sampler.draw(self.rows, rng)))
         self.taken += 1

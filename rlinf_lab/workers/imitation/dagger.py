@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rlinf_lab.algorithms import dagger_beta
+from rlinf_lab.algorithms import dagger_beta, dagger_mix
 from rlinf_lab.errors import EnvError
 from rlinf_lab.policies import Actor, ActorCritic, PolicyWeights
 from rlinf_lab.records import Observation, Trajectory
@@ -60,14 +60,9 @@ class DAggerPolicy(PolicyWorker):
             for token in batch
             for i in range(length(token.obs_N))
         ]
-        coins_B = np.array([np.random.default_rng(s).random() for s in streams])
-        return map_tree(
-            lambda mine, theirs: np.where(_along(coins_B < beta, mine), theirs, mine), action_B, expert_B
-        ), log_prob_B
-
-
-def _along(mask_B: NDArray[np.bool_], leaf: Any) -> NDArray[np.bool_]:
-    return mask_B.reshape(-1, *[1] * (np.ndim(leaf) - 1))
+        coin_B = np.array([np.random.default_rng(s).random() for s in streams])
+        mixed_B = map_tree(lambda mine, theirs: dagger_mix(mine, theirs, beta, coin_B), action_B, expert_B)
+        return mixed_B, log_prob_B
 
 
 class DAggerLearner(CloneLearner):

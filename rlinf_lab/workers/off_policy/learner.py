@@ -23,7 +23,7 @@ from rlinf_lab.algorithms import Moments
 from rlinf_lab.policies import PolicyWeights
 from rlinf_lab.policies.views import StateViews
 from rlinf_lab.records import Trajectory
-from rlinf_lab.replay import PrioritisedReplayBuffer, ReplayBuffer
+from rlinf_lab.replay import NStep, PrioritisedReplayBuffer, ReplayBuffer
 from rlinf_lab.trees import rows
 from rlinf_lab.workers.computing import without_denormals
 from rlinf_lab.workers.group import RankGroup
@@ -36,7 +36,8 @@ from rlinf_lab.workers.seeds import Purpose, stream
 from rlinf_lab.workflow.weights import Weights
 from rlinf_lab.workflow.worker import Inbox
 
-ALPHA, BETA = 0.6, 0.4  # of prioritised replay, as its paper has them for proportional priorities
+# Of prioritised replay, as its paper has them for proportional priorities; beta goes from there to 1 over the run.
+ALPHA, BETA = 0.6, 0.4
 BLOCK = 1024  # rows of demonstrations that are looked at together
 
 
@@ -47,9 +48,10 @@ class OffPolicyLearner(TorchWorker):
     the ``updates`` (`Number`): "learning_rate", "gamma", and what the step asks for. ``gradient_steps``: of an update;
     -1: as many as environment steps came, -20: twenty for each. Before ``learning_starts`` environment steps there are
     none. ``std_floor``: added to the deviations by which observations are divided. ``prioritised``: transitions are
-    drawn by their temporal difference. ``offline``: a buffer of demonstrations, of which an ``offline_share`` of each
-    minibatch is. ``state``: of another learner (`state_dict`), to go on from. ``save_to``: safetensors file of the
-    actor, written when the run ends.
+    drawn by their temporal difference; weights correct for that, over the updates ever more. ``offline``: a buffer of
+    demonstrations, of which an ``offline_share`` of each minibatch is. ``n_steps``: over how many rewards are summed
+    before a value follows; with more than 1 "gamma" is a number, and ``offline`` has discounts. ``state``: of another
+    learner (`state_dict`), to go on from. ``save_to``: safetensors file of the actor, written when the run ends.
     """
 
     def __init__(
@@ -66,6 +68,7 @@ class OffPolicyLearner(TorchWorker):
         prioritised: bool = False,
         offline: ReplayBuffer | None = None,
         offline_share: float = 0.5,
+        n_steps: int = 1,
         updates: int = 1,
         seed: int = 0,
         save_to: str | None = None,
@@ -76,13 +79,19 @@ class OffPolicyLearner(TorchWorker):
         self.batch_size, self.gradient_steps, self.learning_starts = batch_size, gradient_steps, learning_starts
         self.reward_scale, self.std_floor, self.prioritised = reward_scale, std_floor, prioritised
         self.buffer_size, self.offline, self.offline_share = buffer_size, offline, offline_share
+        gamma: Any = self.settings["gamma"]
+        self.n_step = None if n_steps == 1 else NStep(n_steps, gamma)
         self.env_steps = 0
         self._made: PolicyWeights | None = None
 
     def now(self) -> dict[str, float]:
         """The settings as they are in the next update."""
-        done = min(1.0, self.learnt.actor.version / self.updates) if hasattr(self, "learnt") else 0.0
-        return {name: value(done) if callable(value) else value for name, value in self.settings.items()}
+        return {name: value(self._done) if callable(value) else value for name, value in self.settings.items()}
+
+    @property
+    def _done(self) -> float:
+        """The share of the run's updates."""
+        return min(1.0, self.learnt.actor.version / self.updates) if hasattr(self, "learnt") else 0.0
 
     def setup(self) -> None:
         if self.device == "cpu":
@@ -150,11 +159,11 @@ class OffPolicyLearner(TorchWorker):
         return Update(self._made, metrics)
 
     def _keep(self, received: list[Trajectory]) -> int:
-        """Put the transitions into the buffer. Returns how many."""
-        found = transitions(received)
-        count = len(found["reward"])
+        """Put the transitions into the buffer. Returns how many steps came."""
+        found = transitions(received, self.n_step)
+        count = sum(t.rows for t in received)
         self.env_steps += count
-        if count:
+        if len(found["reward"]):
             self.replay.add(found)
         if self.learnt.actor.normalised_size:
             self.moments = self.moments.update(self.learnt.actor.numbers(found["obs"]))
@@ -163,13 +172,15 @@ class OffPolicyLearner(TorchWorker):
 
     def _learn(self, steps: int) -> dict[str, float]:
         """So many gradient steps; means of what they found."""
-        if self.env_steps < self.learning_starts or not steps:
+        nothing = not len(self.replay) and self.offline is None  # what came may wait for what follows
+        if self.env_steps < self.learning_starts or not steps or nothing:
             return {"gradient_steps": float(self.learnt.count)}
         now = self.now()
         self.learnt.set_learning_rate(now["learning_rate"])
         # tensors: reading a number would wait for the GPU after every step
         seen: dict[str, list[Tensor]] = defaultdict(list)
-        for batch, index_R in self.minibatches.draw(steps, now["gamma"], self.reward_scale):
+        beta = BETA + (1.0 - BETA) * self._done
+        for batch, index_R in self.minibatches.draw(steps, now["gamma"], self.reward_scale, beta):
             batch, noise_NBK, shared = self._part(batch, self._noise(len(batch.reward)))
             found = self.learnt.step(batch, noise_NBK, now, shared)
             error_B = found.pop("error", None)
@@ -254,6 +265,7 @@ class OffPolicyLearner(TorchWorker):
             "moments": self.moments,
             "noise": self.noise.get_state(), "env_steps": self.env_steps,
             "offline_draws": None if self.offline is None else self.offline.draws,
+            "n_step": None if self.n_step is None else self.n_step.state_dict(),
         }  # fmt: skip
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -269,6 +281,8 @@ class OffPolicyLearner(TorchWorker):
         self.noise.set_state(state["noise"])
         if self.offline is not None and state["offline_draws"] is not None:
             self.offline.draws = state["offline_draws"]
+        if self.n_step is not None:
+            self.n_step.load_state_dict(state["n_step"])
 
     def close(self) -> None:
         if hasattr(self, "group"):

@@ -27,7 +27,7 @@ class Minibatch(NamedTuple):
     action: Tensor
     reward: Tensor
     discount: Tensor
-    """gamma, or 0 where the episode terminated"""
+    """gamma to the power of the steps that a transition spans, or 0 where the episode terminated"""
     next_obs: Any
     weight: Tensor | None
     """importance weights of a prioritised sample; None: all alike"""
@@ -47,36 +47,44 @@ class Minibatches:
         self.online, self.offline, self.batch_size, self.device = online, offline, batch_size, device
         self.offline_rows = 0 if offline is None else round(batch_size * offline_share)
 
-    def draw(self, count: int, gamma: float, reward_scale: float) -> Iterator[tuple[Minibatch, np.ndarray]]:
+    def draw(
+        self, count: int, gamma: float, reward_scale: float, beta: float = 1.0
+    ) -> Iterator[tuple[Minibatch, np.ndarray]]:
         """``count`` minibatches, each with the places of its rows in the online buffer.
 
-        Of a prioritised buffer each is drawn when it is asked for, so that new priorities count at once.
+        Of a prioritised buffer each is drawn when it is asked for, so that new priorities count at once. ``beta``: how
+        far its weights correct for how often a row is drawn.
         """
         one_by_one = isinstance(self.online, PrioritisedReplayBuffer)
         at_once = 1 if one_by_one else max(1, BLOCK_BYTES // max(1, self.batch_size * self._row_bytes()))
         while count > 0:
             block = min(count, at_once)
             count -= block
-            yield from self._block(block, gamma, reward_scale)
+            yield from self._block(block, gamma, reward_scale, beta)
 
     def _row_bytes(self) -> int:
         buffer = self.online if len(self.online) or self.offline is None else self.offline
         return buffer.nbytes // buffer.capacity
 
-    def _block(self, block: int, gamma: float, reward_scale: float) -> Iterator[tuple[Minibatch, np.ndarray]]:
+    def _block(
+        self, block: int, gamma: float, reward_scale: float, beta: float
+    ) -> Iterator[tuple[Minibatch, np.ndarray]]:
         sizes = self.batch_size - self.offline_rows, self.offline_rows
         if self.offline is not None and not len(self.online):
             sizes = 0, self.batch_size
         drawn: list[Sample] = []
         for buffer, size in zip((self.online, self.offline), sizes, strict=True):
             if buffer is not None and size:
-                drawn.append(buffer.sample(block * size))
+                corrected = {"beta": beta} if isinstance(buffer, PrioritisedReplayBuffer) else {}
+                drawn.append(buffer.sample(block * size, **corrected))
         data: Tree = drawn[0].data
         if len(drawn) > 1:
             data = map_tree(lambda *leaves: _side_by_side(block, *leaves), *(sample.data for sample in drawn))
         tensors = map_tree(self._tensor, data)
         reward_R = tensors["reward"].float() * reward_scale
-        discount_R = gamma * (1.0 - tensors["terminated"].float())
+        discount_R = tensors.get("discount")  # of transitions over several steps
+        if discount_R is None:
+            discount_R = gamma * (1.0 - tensors["terminated"].float())
         weight_R = self._tensor(drawn[0].weight_B) if isinstance(self.online, PrioritisedReplayBuffer) else None
         index_R = drawn[0].index_B if sizes[0] else np.zeros(0, np.int64)
         for g in range(block):

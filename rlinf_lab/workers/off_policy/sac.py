@@ -9,11 +9,12 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from rlinf_lab.algorithms import critic_loss, sac_actor_loss, sac_target, temperature_loss
+from rlinf_lab.algorithms import critic_loss, polyak_update, sac_actor_loss, sac_target, temperature_loss
 from rlinf_lab.policies import Actor, QEnsemble
 from rlinf_lab.workers.off_policy.minibatches import Minibatch
 from rlinf_lab.workers.off_policy.sac_by_hand import Begun, ByHand, works_for
 from rlinf_lab.workers.off_policy.stepping import GradientStep, Shared
+from rlinf_lab.workers.seeds import Purpose, stream
 
 
 class Temperature(nn.Module):
@@ -30,7 +31,7 @@ class SACStep(GradientStep):
     ``ent_coef``: where to begin the temperature; whether it is learnt says ``learns_temperature``, else it is the
     setting ``ent_coef`` of each update. ``target_critics``: over how many critics, drawn anew each step, a target's
     minimum goes, while the actor climbs the mean of all of them (REDQ); None: all, and the actor climbs their minimum.
-    ``policy_delay``: critic steps for one of actor and temperature.
+    ``policy_delay``: critic steps for one of actor and temperature. ``seed``: of what is drawn anew.
     Sources: Haarnoja et al. (arXiv 1812.05905); for more than two critics Ball et al., RLPD (arXiv 2302.02948).
     """
 
@@ -47,6 +48,7 @@ class SACStep(GradientStep):
         learns_temperature: bool = True,
         target_critics: int | None = None,
         policy_delay: int = 1,
+        seed: int = 0,
         precision: str = "float32",
         compile: bool = False,
         device: str = "cpu",
@@ -56,7 +58,7 @@ class SACStep(GradientStep):
         self.target = copy.deepcopy(self.critic)
         self.temperature = Temperature(ent_coef).to(device)
         self.learns_temperature, self.target_entropy = learns_temperature, target_entropy
-        self.target_critics, self.policy_delay = target_critics, policy_delay
+        self.target_critics, self.policy_delay, self.seed = target_critics, policy_delay, seed
         # Adam treats each number by itself, so the temperature's step may be one with the actor's.
         self.prepare(learning_rate, (self.actor, self.temperature), (self.critic,), (self.target,))
         self.n_critics = len(next(self.critic.net.parameters()))
@@ -78,7 +80,7 @@ class SACStep(GradientStep):
             loss, log_prob = self._actor_step(batch, begun, noise_NBK[1], alpha, shared)
             found |= {"actor_loss": loss.detach(), "entropy": -log_prob}
         with torch.inference_mode():
-            self.targets.vector.lerp_(self.critics.vector, now["tau"])
+            polyak_update([self.targets.vector], [self.critics.vector], now["tau"])
         if batch.weight is not None:
             found["error"] = (q_KB.detach() - target_B).abs().mean(0)
         return found
@@ -142,8 +144,9 @@ class SACStep(GradientStep):
         return temperature_loss(self.temperature.log_alpha, log_prob_B, self.target_entropy)
 
     def _subset(self, critics: int) -> Tensor | None:
-        """Which critics a target is made of: another few each step, by its number."""
+        """Which critics a target is made of: another few each step, by seed and number."""
         if self.target_critics is None or self.target_critics >= critics:
             return None
-        generator = torch.Generator().manual_seed(self.count)
+        (drawn,) = stream(self.seed, Purpose.MINIBATCHES, self.count).generate_state(1)
+        generator = torch.Generator().manual_seed(int(drawn))
         return torch.randperm(critics, generator=generator)[: self.target_critics].to(self.device)

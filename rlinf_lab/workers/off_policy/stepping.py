@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from rlinf_lab.policies import Actor, QEnsemble
-from rlinf_lab.workers.adam import Adam
+from rlinf_lab.workers.adam import Adam, copied
 from rlinf_lab.workers.computing import autocast, checked
 from rlinf_lab.workers.off_policy.flat import FlatParameters
 from rlinf_lab.workers.off_policy.minibatches import Minibatch
@@ -114,8 +114,8 @@ class GradientStep(nn.Module):
     # --- what a step depends on -------------------------------------------------------------------------------
     def own_state(self) -> dict[str, Any]:
         """Everything but random numbers: copies in host memory."""
-        nets = {name: _copied(net.state_dict()) for name, net in self._nets()}
-        return {"count": self.count, "nets": nets, "optimizers": [_copied(o.state_dict()) for o in self.optimizers]}
+        nets = {name: copied(net.state_dict()) for name, net in self._nets()}
+        return {"count": self.count, "nets": nets, "optimizers": [copied(o.state_dict()) for o in self.optimizers]}
 
     def load_own_state(self, state: dict[str, Any]) -> None:
         """Go on from what `own_state` gave."""
@@ -123,16 +123,7 @@ class GradientStep(nn.Module):
         for name, net in self._nets():
             net.load_state_dict(state["nets"][name])
         for optimizer, held in zip(self.optimizers, state["optimizers"], strict=True):
-            optimizer.load_state_dict(_copied(held))  # torch would go on with the very tensors
+            optimizer.load_state_dict(copied(held))  # torch would go on with the very tensors
 
     def _nets(self) -> list[tuple[str, nn.Module]]:
         return [(name, net) for name, net in self.named_children() if not isinstance(net, FlatParameters)]
-
-
-def _copied(state: Any) -> Any:
-    """Nested dicts and lists, their tensors copied to host memory."""
-    if isinstance(state, dict):
-        return {key: _copied(value) for key, value in state.items()}
-    if isinstance(state, list):
-        return [_copied(value) for value in state]
-    return state.detach().to("cpu", copy=True) if isinstance(state, Tensor) else state

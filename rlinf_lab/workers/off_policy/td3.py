@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from rlinf_lab.algorithms import critic_loss, smoothed_action, td3_actor_loss, td3_target
+from rlinf_lab.algorithms import critic_loss, polyak_update, smoothed_action, td3_actor_loss, td3_target
 from rlinf_lab.policies import Actor, QEnsemble
 from rlinf_lab.policies.leaves import in_rows
 from rlinf_lab.workers.off_policy.flat import FlatParameters
@@ -54,9 +54,8 @@ class TD3Step(GradientStep):
                 loss = self.actor_loss(batch)
             self.descend(self.actors, self.actor_optimizer, loss, shared)
             found["actor_loss"] = loss.detach()
-            with torch.no_grad():
-                self.targets.vector.lerp_(self.critics.vector, now["tau"])
-                self.actor_targets.vector.lerp_(self.actors.vector, now["tau"])
+            targets = [self.targets.vector, self.actor_targets.vector]
+            polyak_update(targets, [self.critics.vector, self.actors.vector], now["tau"])
         if batch.weight is not None:
             found["error"] = (q_KB.detach() - target_B).abs().mean(0)
         return found

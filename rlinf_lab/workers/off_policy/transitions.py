@@ -7,23 +7,32 @@ from collections.abc import Sequence
 import numpy as np
 
 from rlinf_lab.records import Trajectory
+from rlinf_lab.replay import NStep
 from rlinf_lab.trees import Tree, map_tree, rows
 
 
-def transitions(trajectories: Sequence[Trajectory]) -> Tree:
+def transitions(trajectories: Sequence[Trajectory], n_step: NStep | None = None) -> Tree:
     """``obs``, ``action``, ``reward``, ``next_obs`` (before any reset) and ``terminated``, leaves of leading axis R.
 
     Step by step, of each step environment by environment: the same rows in the same order however the environments
-    were grouped. Rows that only began an episode are left out. Numbers are in single precision.
+    were grouped. Rows that only began an episode are left out. Numbers are in single precision. With ``n_step`` those
+    over several steps that are complete now, and their ``discount``.
     """
-    parts = [_of(t) for t in sorted(trajectories, key=lambda t: t.first_env)]
+    ordered = sorted(trajectories, key=lambda t: t.first_env)
 
-    def joined(*leaves: np.ndarray) -> np.ndarray:
-        leaf_TN = leaves[0] if len(leaves) == 1 else np.concatenate(leaves, axis=1)
+    def side_by_side(*leaves: np.ndarray) -> np.ndarray:
+        return leaves[0] if len(leaves) == 1 else np.concatenate(leaves, axis=1)
+
+    def in_rows(leaf_TN: np.ndarray) -> np.ndarray:
         leaf_R = leaf_TN.reshape(-1, *leaf_TN.shape[2:])
         return leaf_R.astype(np.float32) if leaf_R.dtype == np.float64 else leaf_R
 
-    found = map_tree(joined, *parts)
+    steps = map_tree(side_by_side, *map(_of, ordered))
+    if n_step is None:
+        del steps["truncated"]
+    else:
+        steps = n_step.push(steps, np.repeat([t.is_fresh for t in ordered], [t.reward_TN.shape[1] for t in ordered]))
+    found = map_tree(in_rows, steps)
     is_step_R = found.pop("is_step")
     return found if is_step_R.all() else rows(found, is_step_R)
 
@@ -38,5 +47,5 @@ def _of(t: Trajectory) -> dict[str, Tree]:
     return {
         "obs": t.obs_TN, "action": t.action_TN, "reward": t.reward_TN.astype(np.float32),
         "next_obs": map_tree(following, t.obs_TN, t.last_obs_N, t.end_obs_E), "terminated": t.terminated_TN,
-        "is_step": ~reset_only_TN,
+        "truncated": t.truncated_TN, "is_step": ~reset_only_TN,
     }  # fmt: skip
