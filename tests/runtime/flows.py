@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -62,7 +63,7 @@ class Fails(Worker):
     def work(self, n: int) -> int:
         if n == 13:
             raise ValueError(f"unlucky {n}")
-        return n
+        return n if n >= 0 else os._exit(-n)
 
 
 class Numbers(Worker):

@@ -26,20 +26,15 @@ from rlinf_lab.runtime.executors.local import LocalExecutor
 from rlinf_lab.runtime.executors.processes import ProcessExecutor
 from rlinf_lab.runtime.executors.ray_executor import RayExecutor
 from rlinf_lab.runtime.run.run import run, session
-from rlinf_lab.workflow.worker import Collected, Scripted, Worker
+from rlinf_lab.workflow.worker import Collected, Scripted
 from rlinf_lab.workflow.workflow import Workflow
 
 executors = pytest.mark.parametrize("executor", ["local", "processes", pytest.param("ray", marks=pytest.mark.ray)])
+OF_RAY = [pytest.param("ray", index, marks=[pytest.mark.ray, *[pytest.mark.long] * (index < 2)]) for index in range(3)]
 APART = {"good": [0], "bad": [1]}
 
 
-@pytest.mark.parametrize(
-    ("executor", "index"),
-    [
-        *itertools.product(["local", "processes"], range(3)), pytest.param("ray", 2, marks=pytest.mark.ray),
-        *(pytest.param("ray", index, marks=[pytest.mark.ray, pytest.mark.long]) for index in (0, 1)),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("executor", "index"), [*itertools.product(["local", "processes"], range(3)), *OF_RAY])
 def test_every_plan_gives_the_same_results(executor: str, index: int) -> None:
     flow = cell_flow()
     with session(flow, cell_plans(flow)[index], executor=executor) as s:  # iteration i uses weight i + 1 on two slots of six steps each
@@ -50,13 +45,11 @@ def test_every_plan_gives_the_same_results(executor: str, index: int) -> None:
 def test_workers_from_a_cell_travel_by_value(executor: str) -> None:
     flow = notebook_flow()
     plan = ExecutionPlan.spatial(flow, DEVICES, {"source": [0], "double": [1], "sink": [0]})
-    started = run(flow, plan, 2, executor)
-    assert started.wait(60) == [NOTEBOOK_RESULT] * 2
+    assert (started := run(flow, plan, 2, executor)).wait(60) == [NOTEBOOK_RESULT] * 2
     timeline = started.timeline
     assert timeline.bubble_sum_error_ns() == 0 and len(timeline.iterations()) == 2 and set(timeline.devices) == set(DEVICES)
     tracks = {(t.worker, t.rank): t.host for t in timeline.tracks}
-    assert set(tracks.values()) == ({"local"} if executor == "local" else {"driver", "host0", "host1"})
-    assert tracks["source", 0] == tracks["sink", 0]
+    assert set(tracks.values()) == ({"local"} if executor == "local" else {"driver", "host0", "host1"}) and tracks["source", 0] == tracks["sink", 0]
 
 
 @executors
@@ -80,18 +73,10 @@ def test_a_workers_exception_arrives_at_wait_and_the_others_live_on_and_a_host_t
                 s.step(1)
 
 
-class Leaves(Worker):
-    def work(self, status: int) -> None:
-        os._exit(status)
-
-
 def test_the_status_with_which_a_worker_ended_its_process_is_told() -> None:
-    flow = Workflow("leaves")
-    leaves, stays = flow.worker(Leaves, name="leaves"), flow.worker(Leaves, name="stays")
-    flow.iteration(lambda status: (leaves.work(status), stays)[0])
-    made = ProcessExecutor(flow, ExecutionPlan.spatial(flow, DEVICES, {"leaves": [0], "stays": [1]}))
-    with session_of(made, clean=False) as s, pytest.raises(ExecutorError, match=r"Host 'host0' died with status 3 \(.*leaves\[0\] lived there"):
-        s.step(3)
+    made = ProcessExecutor(flow := failing_flow(), ExecutionPlan.spatial(flow, DEVICES, APART))
+    with session_of(made, clean=False) as s, pytest.raises(ExecutorError, match=r"Host 'host1' died with status 3 \(.*bad\[0\] lived there"):
+        s.step(-3)
 
 
 class Keeps(Fails):
