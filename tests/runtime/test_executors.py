@@ -43,19 +43,19 @@ def test_every_plan_gives_the_same_results(executor: str, index: int) -> None:
 
 @executors
 def test_workers_from_a_cell_travel_by_value(executor: str) -> None:
-    flow = notebook_flow()
-    plan = ExecutionPlan.spatial(flow, DEVICES, {"source": [0], "double": [1], "sink": [0]})
-    assert (started := run(flow, plan, 2, executor)).wait(60) == [NOTEBOOK_RESULT] * 2
+    plan = ExecutionPlan.spatial(flow := notebook_flow(), DEVICES, {"source": [0], "double": [1], "sink": [0]})
+    started = run(flow, plan, 2, executor)
+    assert started.wait(60) == [NOTEBOOK_RESULT] * 2
     timeline = started.timeline
     assert timeline.bubble_sum_error_ns() == 0 and len(timeline.iterations()) == 2 and set(timeline.devices) == set(DEVICES)
     tracks = {(t.worker, t.rank): t.host for t in timeline.tracks}
-    assert set(tracks.values()) == ({"local"} if executor == "local" else {"driver", "host0", "host1"}) and tracks["source", 0] == tracks["sink", 0]
+    assert set(tracks.values()) == ({"local"} if executor == "local" else {"driver", "host0", "host1"})
+    assert tracks["source", 0] == tracks["sink", 0]
 
 
 @executors
 def test_a_workers_exception_arrives_at_wait_and_the_others_live_on_and_a_host_that_is_killed_ends_every_iteration_by_name(executor: str) -> None:
-    flow = failing_flow()
-    plan = ExecutionPlan.spatial(flow, DEVICES, APART)
+    plan = ExecutionPlan.spatial(flow := failing_flow(), DEVICES, APART)
     made: Any = {"local": LocalExecutor, "processes": ProcessExecutor, "ray": RayExecutor}[executor](flow, plan)
     with session_of(made, clean=executor == "local") as s:
         assert s.step(2) == 3
