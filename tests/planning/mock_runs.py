@@ -17,6 +17,8 @@ from rlinf_lab.timeline.timeline import Timeline
 def run(flow: lab.Workflow, plan: lab.ExecutionPlan | lab.Planned, iterations: int = 4) -> lab.Run:
     done = lab.run(flow, plan, iterations, dashboard=False, clock=MockClock())
     done.wait()
+    spans = done.timeline.spans
+    assert (spans["end"] > spans["start"])[np.isin(spans["kind"], (SpanKind.LOCK, SpanKind.WAIT))].all(), "only waits that took time are shown"
     return done
 
 

@@ -45,10 +45,7 @@ class Scenario:
 
     def sim_calls(self) -> list[SimCall]:
         before = [SimCall(s.name, "prepare", preparation(s)) for s in self.stages if s.first is not None]
-        return before + [
-            SimCall(s.name, METHODS[s.kind], script(self, s), tuple(s.inputs), tuple(s.outputs), starts_on_device=s.kind in STARTS)
-            for s in self.stages
-        ]
+        return before + [SimCall(s.name, METHODS[s.kind], script(self, s), tuple(s.inputs), tuple(s.outputs), starts_on_device=s.kind in STARTS) for s in self.stages]
 
 
 METHODS = {"source": "produce", "map": "convert", "whole": "gather", "join": "combine", "sink": "consume",

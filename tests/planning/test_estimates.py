@@ -316,9 +316,7 @@ def test_random_flows_are_predicted_as_they_ran_and_in_other_micro_batches(seeds
         if made.stages[0].kind == "simulator" or any(s.explicit == made.plan.micro_batch(s.inputs[0]) for s in made.stages if s.explicit):
             continue  # where the number that is asked for is the micro-batch, it counts as the micro-batch
         rng = random.Random(seed)
-        other = dataclasses.replace(
-            made.plan, name="other", micro_batches={c: rng.choice((0, 1, 2, 3, 5)) for c in made.plan.micro_batches}, device_memory=None
-        )
+        other = dataclasses.replace(made.plan, name="other", micro_batches={c: rng.choice((0, 1, 2, 3, 5)) for c in made.plan.micro_batches}, device_memory=None)
         equal = found.simulate(other, 3).elapsed_ns == executed(made.flow, other).elapsed_ns
         assert equal or found.notes, f"seed {seed}, {other}\n{found}"
         others += equal
@@ -339,4 +337,3 @@ def test_ranks_that_share_a_queue_answer_whoever_asked() -> None:
     found = assert_predicts(flow, plans)
     with pytest.raises(PlanError, match="would hold 1 tokens"):
         found.simulate(dataclasses.replace(plans[0], sub_batches={}))
-

@@ -31,9 +31,7 @@ class Part(Timed):
         return 2.0
 
 
-def weights_by_value(
-    item: float = 0.01, weights: float = 0.5, load: float = 0.5, stages: tuple[float, ...] = (), kind: type[Part] = Part
-) -> lab.Workflow:
+def weights_by_value(item: float = 0.01, weights: float = 0.5, load: float = 0.5, stages: tuple[float, ...] = (), kind: type[Part] = Part, first: bool = False) -> lab.Workflow:
     """The loop of the papers: generate, train, hand the new weights to whoever generates."""
     flow = lab.Workflow("sync")
     channels = [flow.channel(f"c{i}", capacity=None) for i in range(len(stages) + 1)]
@@ -42,11 +40,15 @@ def weights_by_value(
 
     @flow.iteration
     def iteration():
+        if first:
+            source.load(learner.weights())
+            source.load(source.weights())  # which it need not wait for
         source.make(channels[0])
         for i, stage in enumerate(between):
             stage.work(channels[i], channels[i + 1])
         update = learner.work(channels[-1])
-        source.load(learner.weights())
+        if not first:
+            source.load(learner.weights())
         return update
 
     return flow
@@ -63,6 +65,10 @@ def test_new_weights_by_value_are_in_profile_and_plans() -> None:
     assert "handing over 1 s" in plans["temporal"].reason and "switching" not in plans["temporal"].reason
     for plan in plans:
         assert seconds(run(flow, plan)) == pytest.approx(plan.seconds, rel=1e-6) and plan.candidate.seconds == pytest.approx(plan.seconds, rel=0.02)
+
+
+def test_what_is_handed_over_before_anything_streams_is_no_handover() -> None:
+    assert not profiled(weights_by_value(first=True)).handovers
 
 
 class Large(Part):

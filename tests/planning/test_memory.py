@@ -353,10 +353,7 @@ def test_who_are_too_many_on_a_device_are_as_few_as_can_be(seeds: range) -> None
     for rng in map(random.Random, seeds):
         own, counts = ({n: rng.choice(some) for n in "abcd"} for some in ([4, 8, 20, 32], [1, 2, 4]))
         some = set(rng.sample("abcd", rng.choice([0, 2, 3])))
-        workers = {
-            n: keeps(gib, memory=Memory(gib, shared_gib=25.0 * (n in some), shared_as="m" * (n in some), sharded=True))
-            for n, gib in own.items()
-        }
+        workers = {n: keeps(gib, memory=Memory(gib, shared_gib=25.0 * (n in some), shared_as="m" * (n in some), sharded=True)) for n, gib in own.items()}
         profile = chain(float(rng.choice([60, 80])), **workers)
         setting = Setting.of(profile, 4, micro_batches=1)
         leaves = [Leaf(setting.home[n], (counts[n],), 0) for n in "abcd"]
@@ -372,9 +369,7 @@ def test_who_are_too_many_on_a_device_are_as_few_as_can_be(seeds: range) -> None
             more = {n: own[n] / counts[n] - own[n] / 4 for n in "abcd" if asked is None or n in asked}
             name = max(more, key=lambda n: (more[n], n), default="")
             made = [half.forms.window(name) for half in _halves(placement, used, asked)]
-            assert [(w.fewest, w.most) for w in made] == (
-                [(0, counts[name]), (counts[name] + 1, ANY.most)] if more.get(name) else []
-            )
+            assert [(w.fewest, w.most) for w in made] == ([(0, counts[name]), (counts[name] + 1, ANY.most)] if more.get(name) else [])
         found[bool(many)] += 1
     assert min(found[True], found[False]) > 5, found
 

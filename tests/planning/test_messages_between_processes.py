@@ -70,9 +70,7 @@ def test_what_the_measured_run_had_is_not_added_again_and_what_a_plan_does_not_s
     flow = cell(0.010, 0.020, STEPS)
     known = estimate(flow, apart(flow), executed(flow, apart(flow)), messages=(UNIX,))
     in_processes = dataclasses.replace(known, in_processes=True)
-    added, there, here = (
-        made._simulated(plan, 1, True).elapsed_ns for made, plan in ((known, apart(flow)), (in_processes, apart(flow)), (in_processes, one(flow)))
-    )
+    added, there, here = (made._simulated(plan, 1, True).elapsed_ns for made, plan in ((known, apart(flow)), (in_processes, apart(flow)), (in_processes, one(flow))))
     assert added - there == STEPS * 4 * UNIX.busy_s * 1e9
     assert in_processes.iteration_seconds(apart(flow)) == pytest.approx(in_processes.measured_seconds)
     all_but_one = (4 * STEPS - 1) * UNIX.busy_s  # after its last answer the policy does nothing that could be shorter

@@ -344,7 +344,6 @@ def test_devices_on_which_nobody_sits_are_named_with_what_would_use_them() -> No
     assert "unused" not in repr(ExecutionPlan.temporal(CHAIN, FOUR, dict.fromkeys("abc", 4)))
 
 
-
 def test_names_are_text_in_html() -> None:
     plan = ExecutionPlan("p", ("cpu:0",), {"<a>": ((0,),)}, memory={"<a>": 1}, priorities={"<a>": 1})
     assert "<a>" not in plan._repr_html_()

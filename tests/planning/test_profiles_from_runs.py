@@ -500,9 +500,7 @@ def test_members_on_devices_of_their_own_take_as_long_as_the_run(roll: Callable)
 
 def test_ranks_of_the_head_each_have_their_tokens() -> None:
     flow = ring()
-    plan = ExecutionPlan(
-        "two", THREE, {"s": [[0], [1]], "c": [[2]], "p": [[2]], "l": [[2]]}, micro_batches={"sc": 2, "cp": 1, "ps": 1}
-    )
+    plan = ExecutionPlan("two", THREE, {"s": [[0], [1]], "c": [[2]], "p": [[2]], "l": [[2]]}, micro_batches={"sc": 2, "cp": 1, "ps": 1})
     run_ = Observed.of(flow.graph, plan, ring_ran(flow, plan, one_at_a_time))
     cell = run_.cell(flow.graph.cells[0])
     assert (cell.head, cell.tokens, cell.steps) == ("s", 2, STEPS)

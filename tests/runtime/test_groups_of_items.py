@@ -144,10 +144,7 @@ def test_the_simulator_says_when_each_group_is_taken(samplers: int, how: str) ->
         while n := (yield get("groups")):
             yield run(2 * MS * n)
 
-    calls = [
-        SimCall("sampler", "of_all_prompts", sampler, (), ("groups",)),
-        SimCall("learner", "learn", learner, ("groups",), (), starts_on_device=False),
-    ]
+    calls = [SimCall("sampler", "of_all_prompts", sampler, (), ("groups",)), SimCall("learner", "learn", learner, ("groups",), (), starts_on_device=False)]
     ran = lab.run(flow, plan, 1, dashboard=False, clock=MockClock(), inputs=[order], emulate=True)
     ran.wait(60)
     puts = ran.timeline.spans[ran.timeline.spans["kind"] == SpanKind.PUT]

@@ -164,8 +164,5 @@ def test_a_call_that_is_told_returns_keeps_what_it_has_and_leaves_its_input() ->
         yield call(0)
         yield call(1)
 
-    calls = [
-        SimCall("sampler", "sample", sampler, ("prompts",), ("answers",)),
-        SimCall("takes", "take", takes, ("answers",), (), starts_on_device=False),
-    ]
+    calls = [SimCall("sampler", "sample", sampler, ("prompts",), ("answers",)), SimCall("takes", "take", takes, ("answers",), (), starts_on_device=False)]
     assert not (difference := executed.diff(Simulator(flow.graph, plan).simulate(calls, 3, loop_of_both))), difference

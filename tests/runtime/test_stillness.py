@@ -44,9 +44,7 @@ def told(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 @pytest.mark.parametrize("executor", ["local", "processes", pytest.param("ray", marks=[pytest.mark.ray, pytest.mark.long])])
-def test_who_is_in_a_call_and_who_waits_for_it_is_logged(
-    executor: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_who_is_in_a_call_and_who_waits_for_it_is_logged(executor: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr(stall_report, "TOLD_SECONDS", 1e9)
     flow, plan = flow_of()
     with caplog.at_level(logging.WARNING, logger="rlinf_lab"):

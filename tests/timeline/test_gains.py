@@ -19,6 +19,7 @@ from rlinf_lab.errors import TimelineError, UnknownNameError
 from rlinf_lab.runtime.threads.clocks import MockClock
 from rlinf_lab.timeline import SpanKind, Timeline
 from rlinf_lab.timeline.critical import gains
+from rlinf_lab.timeline.critical.causal_order import in_causal_order
 from rlinf_lab.timeline.critical.short_gets import cut_short
 
 
@@ -215,3 +216,12 @@ def test_gets_that_the_next_put_cut_short() -> None:
     assert handed(puts, [(0, 20, 2), (45, 45, 2)]) == []  # a micro-batch of two
     assert handed(puts, [(0, 29, 2), (60, 60, 2)]) == []
     assert handed(puts, [(60, 60, 2), (60, 60, 2)]) == []  # nothing to be seen
+
+
+@given(st.integers(1, 4).flatmap(lambda n: st.permutations([pair for i in range(n) for pair in ((i, SpanKind.PUT), (i + 1, SpanKind.GET))])))
+def test_what_is_handed_on_in_one_instant_is_told_from_its_maker_on(written: list[tuple[int, SpanKind]]) -> None:
+    """Whatever was written down first: w0 hands an item to w1, and so on, all at 4 ns; at 9 ns another one."""
+    timeline = timeline_of(*((f"w{i}", 0, (), kind, at - 2 * (kind == SpanKind.GET), at, 0, f"c{i + (kind == SpanKind.PUT)}", at, 1) for at in (9, 4) for i, kind in written))
+    spans = in_causal_order(timeline.spans)
+    told = [(end, timeline.tracks[track].worker, kind) for end, track, kind in zip(spans["end"].tolist(), spans["track"].tolist(), spans["kind"].tolist(), strict=True)]
+    assert told == [(at, f"w{i}", kind) for at in (4, 9) for i, kind in sorted(written)]

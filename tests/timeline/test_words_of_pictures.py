@@ -45,6 +45,7 @@ def test_numbers_of_iterations_stay_in_the_picture(first: int) -> None:
     timeline = made(["w"] * 400, 400, first)
     picture = scene(timeline, timeline.accounting())
     numbers = [ends(word) for word in picture.words if word.text.isdigit() and word.y < 20]
+    assert {word.anchor for word in picture.words if word.text.endswith(("ns", "µs")) and word.x < picture.width - 60} == {"middle"}, "at its tick"
     assert len(numbers) >= 8 and numbers[-1][1] <= picture.width
     assert all(before[1] < after[0] for before, after in itertools.pairwise(numbers))
 

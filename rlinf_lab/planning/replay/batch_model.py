@@ -387,7 +387,7 @@ def _taken(sizes: Sequence[Sequence[int]], calls: Sequence[tuple[Recorded, list[
 
 def _are_shares(taken: Sequence[int], ranks: int) -> bool:
     """Whether each rank took one batch, and no rank more than its equal share. (A rank without items has no batch.)"""
-    return 0 < len(taken) == min(ranks, sum(taken)) and max(taken) - min(taken) <= (1 if len(taken) == ranks else 0)
+    return bool(taken) and sorted(taken) == sorted(filter(None, ((i + sum(taken)) // ranks for i in range(ranks))))
 
 
 # --- fitting -----------------------------------------------------------------------------------------------------

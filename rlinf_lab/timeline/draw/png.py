@@ -123,8 +123,9 @@ def _tile(cause: Cause, theme: str, size: int) -> Image:
     return tile.resize((size, size), Image.Resampling.LANCZOS)
 
 
-def _mixed(ink: str, ground: str, share: float) -> tuple[int, int, int]:
+def _mixed(ink: str, ground: str, share: float) -> tuple[int, ...]:
     """An ink at this opacity on the ground."""
-    a, b = (tuple(int(colour[i : i + 2], 16) for i in (1, 3, 5)) for colour in (ink, ground))
-    red, green, blue = (round(x * share + y * (1 - share)) for x, y in zip(a, b, strict=True))
-    return red, green, blue
+    from PIL import Image
+
+    below, above = (Image.new("RGB", (1, 1), colour) for colour in (ground, ink))
+    return tuple(Image.blend(below, above, share).tobytes())
