@@ -57,7 +57,7 @@ ORACLES = [
     ("planning.engine.queue_order", "runtime/test_weights_and_orders.py"), ("runtime.profiling.profiler", "workers/test_shared_weights.py"),
     ("runtime.executors", "runtime_ray/test_private_ray.py"),
 ]  # fmt: skip
-LIMIT_S = 900  # the tests of one mutant; longer is a hang
+LIMIT_S = 240  # the nearest tests of one mutant; longer is a hang, and so is thrice as long of the others
 HANGS_S = 120  # so is one test that takes so long
 QUICK = "not slow and not long and not ray and not browser and not gpu and not vllm and not lerobot and not warp"
 OF_RAY = "ray and " + QUICK.replace("not ray and ", "")
@@ -216,16 +216,16 @@ def mutated(text: str, number: int) -> str:
     return ast.unparse(ast.fix_missing_locations(tree))
 
 
-def verdict(copy_of: Path, tests: list[str], marked: str = QUICK) -> str:
+def verdict(copy_of: Path, tests: list[str], marked: str = QUICK, limit_s: float = LIMIT_S) -> str:
     options = ["-x", "-q", "-p", "no:cacheprovider", "--no-header", "--timeout", str(HANGS_S), "-m", marked]
     command = [sys.executable, "-m", "pytest", *options, *tests]
     environment = {**os.environ, "PYTHONPATH": str(copy_of), "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
     try:
-        done = subprocess.run(command, cwd=copy_of, env=environment, capture_output=True, text=True, timeout=LIMIT_S)
+        done = subprocess.run(command, cwd=copy_of, env=environment, capture_output=True, text=True, timeout=limit_s)
     except subprocess.TimeoutExpired:
         return "killed: hangs"
     if "ERROR: not found:" in done.stdout + done.stderr:
-        return verdict(copy_of, list(dict.fromkeys(test.partition("::")[0] for test in tests)), marked)  # renamed since they were measured
+        return verdict(copy_of, list(dict.fromkeys(test.partition("::")[0] for test in tests)), marked, limit_s)  # renamed since they were measured
     if done.returncode in (0, 5):  # passed, or nothing of it is quick
         return "SURVIVED"
     failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
@@ -263,9 +263,11 @@ def main() -> None:
             (there / file).write_text(mutated(text, number))
             called, near = f"{file}:{function}", nearest(".".join(file.with_suffix("").parts), tests)
             said = "SURVIVED (no test imports it)"
-            for chosen, marked in ((calls.chosen(called, near), QUICK), (calls.others(called, near), QUICK), (with_ray(file), OF_RAY)):
+            for chosen, marked, limit in (
+                (calls.chosen(called, near), QUICK, LIMIT_S), (calls.others(called, near), QUICK, 3 * LIMIT_S), (with_ray(file), OF_RAY, 3 * LIMIT_S)
+            ):  # fmt: skip
                 if chosen and said.startswith("SURVIVED"):
-                    said = verdict(there, chosen, marked)
+                    said = verdict(there, chosen, marked, limit)
             (there / file).write_text(text)
             total, killed = total + 1, killed + said.startswith("killed")
             print(f"{n:3} {file}:{line} {what}: {said}", flush=True)
