@@ -208,6 +208,7 @@ def test_plans_of_the_search_run(method: str, group: int, several: bool) -> None
         assert any(said in note and "group=4" in note and "Next: " in note for note in planned.notes) != several
         assert sum(run(flow, planned, 2).wait()[-1]) == ITEMS
     assert (said in repr(plans)) != several
+    assert not any("from several ranks" in note for planned in plans for note in planned.notes), "a group of each is whole"
 
 
 @pytest.mark.parametrize("method", ["filters", "whole", "fours", "keyed", "samples"])

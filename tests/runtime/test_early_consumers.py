@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from typing import Any
+import threading
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from flows import Numbers, apart
@@ -14,6 +16,7 @@ from rlinf_lab.errors import WorkflowError
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.planning.simulator import scripts as sim
 from rlinf_lab.planning.simulator.simulator import SimCall, Simulator
+from rlinf_lab.runtime.host.channels import stream_end
 from rlinf_lab.runtime.run.run import session
 from rlinf_lab.workflow.declaration import returns_nothing
 from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
@@ -219,6 +222,17 @@ def test_a_call_that_returns_or_whose_items_are_wanted_goes_on_to_its_end(kind: 
         assert step_within(s) == ((300, "all") if how == "read by others" else (1, None))
         assert [in_time(made.wait, s) for made in kept] == ["all"] * (how == "returns a value")
     assert sorted(ENDED) == (["maker[0] has done all", "maker[1] has done all"] if "meets" in how else [])
+
+
+def test_who_goes_on_in_vain_is_told_of_once_and_by_the_length_of_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, told, process, nothing = [0.0], list[str](), cast(Any, "its rank"), cast(Any, None)
+    monkeypatch.setattr(stream_end, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    post: Any = SimpleNamespace(on=lambda *_: None, remark=lambda key, text, at_once: told.append(key))
+    unwanted = stream_end.Unwanted(cast(Any, SimpleNamespace(mutex=threading.Lock())), post, nothing, bool)
+    for number, now[0] in ((1, 0.0), (1, 9.9), (2, 15.0), (2, 24.9), (2, 25.0), (2, 99.0), (3, 200.0)):
+        call: Any = SimpleNamespace(worker="w", method="m", call_id=number, channels=lambda _: ["c"])
+        unwanted._remark(process, call, "it returns something")
+        assert told == ["w.m() goes on"] * (now[0] >= 25)
 
 
 def test_a_reader_that_comes_after_the_rest_was_discarded_is_refused() -> None:

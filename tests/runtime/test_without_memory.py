@@ -114,10 +114,15 @@ def test_nothing_of_a_message_that_has_left_stays(ends: Ends, monkeypatch: pytes
     until(lambda: kept[0]() is None)
 
 
+class Odd:
+    def __reduce__(self) -> Any:
+        return int, ("odd",)
+
+
 class Makes(Worker):
     def make(self, size: int, out: Outbox) -> None:
         shared_memory.LIMIT = 0
-        out.put(np.ones(size, np.uint8))
+        out.put(np.ones(size, np.uint8) if size else Odd())
 
     def learn(self, size: int, weights: Weights) -> int:
         shared_memory.LIMIT = 0
@@ -152,6 +157,9 @@ def test_a_reader_without_memory_fails_the_iteration_and_the_session_goes_on() -
     plan = ExecutionPlan.spatial(flow, ["cpu:0", "cpu:1"], {"makes": [0], "takes": [1]})
     with session(flow, plan, executor="processes", emulate=True) as s:
         assert s.step(1000) == [1000, 1000]
+        odd = r"'host1' \(takes\[0\]\) could not understand a message of 'host0' \(makes\[0\]\): ValueError: invalid literal.*Next: .*__reduce__"
+        with pytest.raises((ExecutorError, WorkerError), match=odd):
+            s.step(0)
         for what in ("items", "weights"):
             with pytest.raises((ExecutorError, WorkerError), match=r"'host1' \(takes\[0\]\) has no memory for a message of 'host0' \(makes\[0\]\): 3.0 MiB"):
                 s.step(3 * MIB, what)

@@ -62,7 +62,9 @@ def test_what_was_sent_before_the_farewell_is_heard(ends: Ends) -> None:
     for _ in range(5):
         ends.link.send(("value", BIG))
     ends.link.close()
+    ends.link.close()  # which changes nothing
     assert ends.listener.wait_for_farewells({"here"}, 60) and ends.values == [BIG] * 5 and not ends.broken
+    until(lambda: ends.link._writer is None or not ends.link._writer.is_alive())
 
 
 class Unreadable:

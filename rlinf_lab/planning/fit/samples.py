@@ -110,7 +110,7 @@ class Observed:
         moments = sorted(curves, key=lambda m: m[-1])[len(curves) // 2]
         count = len(moments)
         at = sorted({round(k * (count - 1) / (CURVE_POINTS - 1)) for k in range(CURVE_POINTS)})
-        return _rising([(moments[i], (i + 1) / count) for i in at])
+        return tuple({moments[i]: (i + 1) / count for i in at}.items())  # of those at one moment the last
 
     def iterations(self, worker: str | None = None) -> int:
         """How many iterations were seen; in which so many a worker did anything."""
@@ -406,14 +406,3 @@ def within(curve: tuple[tuple[float, float], ...], seconds: float) -> tuple[tupl
         return ()
     shorter = min(1.0, seconds / curve[-1][0]) if curve[-1][0] else 1.0
     return tuple((min(at * shorter, seconds), part) for at, part in curve)
-
-
-def _rising(points: list[tuple[float, float]]) -> tuple[tuple[float, float], ...]:
-    """Strictly later points only; of those at one moment the last."""
-    kept: list[tuple[float, float]] = []
-    for at, fraction in points:
-        if kept and at <= kept[-1][0]:
-            kept[-1] = kept[-1][0], fraction
-        else:
-            kept.append((at, fraction))
-    return tuple(kept)

@@ -175,4 +175,4 @@ def _items(profile: Profile, edge: EdgeProfile | None) -> float:
 
 def _is_whole(groups: float) -> bool:
     """Whether what comes at once makes whole groups."""
-    return groups > 0 and abs(groups - round(groups)) <= ROUNDING * groups and round(groups) >= 1
+    return round(groups) > 0 and abs(groups - round(groups)) <= ROUNDING * groups
