@@ -392,3 +392,12 @@ def test_a_refusal_offers_a_kind_that_was_not_asked_for() -> None:
             plan(profile, asked)
         assert str(error.value) == f"Worker 't' needs 50 GiB on 1 device, and a device has 40 GiB. Next: memory_gib={gib}, or devices={offered}."
         assert plan(profile, offered, simulate=False).best.seconds > 0
+
+
+def test_who_fits_on_no_kind_of_device_is_told_what_each_lacks() -> None:
+    """In a plan of several kinds no worker has devices of two."""
+    kinds = (DeviceKind("A", 1.0, 80.0), DeviceKind("B", 1.0, 40.0))
+    profile = Profile(8, {"t": worker(Memory(50), RankRule(counts=(3,))), "a": keeps(10)}, (EdgeProfile("t", "a"),), kinds=kinds)
+    with pytest.raises(PlanError, match=r"Worker 't' fits on no kind of device: of A there are 2, it needs 3; a B has 40 GiB, it needs 50\."):
+        plan(profile, {"A": 2, "B": 4})
+    assert plan(profile, {"A": 3, "B": 4}, simulate=False).best.placement["t"]["devices"] == 3

@@ -23,6 +23,7 @@ from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.planning.planner.planner import plan as plan_of
 from rlinf_lab.planning.profile.profile import Profile
 from rlinf_lab.planning.replay.estimate import estimate
+from rlinf_lab.planning.schema.json_schema import nearest
 from rlinf_lab.planning.simulator.simulator import ALL, SimCall, Simulator, Turn, get, put, run
 from rlinf_lab.timeline.timeline import Timeline
 from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
@@ -347,3 +348,9 @@ def test_devices_on_which_nobody_sits_are_named_with_what_would_use_them() -> No
 def test_names_are_text_in_html() -> None:
     plan = ExecutionPlan("p", ("cpu:0",), {"<a>": ((0,),)}, memory={"<a>": 1}, priorities={"<a>": 1})
     assert "<a>" not in plan._repr_html_()
+
+
+@given(st.integers(-9, 9), st.none() | st.integers(-5, 3), st.booleans(), st.none() | st.integers(5, 9))
+def test_the_number_that_is_offered_instead_is_within_the_bounds(value: int, least: int | None, above: bool, high: int | None) -> None:
+    offered = float(nearest(value, {"above" if above else "low": least, "high": high}))
+    assert (least is None or offered > least or (offered == least and not above)) and (high is None or offered <= high)

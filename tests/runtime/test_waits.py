@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import random
 from typing import Any
@@ -12,6 +13,7 @@ from sessions import both, opened, step_within
 
 from rlinf_lab import ExecutionPlan, Inbox, Outbox, Weights, Worker, Workflow
 from rlinf_lab.errors import DeadlockError, WorkerError
+from rlinf_lab.planning.plan.wait_graph import standstill
 from rlinf_lab.runtime.host.liveness.deadlock_watch import Watch
 from rlinf_lab.runtime.host.liveness.wait_graph import Wait, WaitGraph, rings
 from rlinf_lab.runtime.run.run import session
@@ -27,6 +29,8 @@ def test_every_ring_is_named_in_its_shortest_form_and_who_waits_for_one_who_comp
     ]
     assert rings(waits) == [["policy[0]", "learner[0]", "policy[0]"]]
     assert WaitGraph(tuple(waits)).lines()[-1] == "a cycle: policy[0] → learner[0] → policy[0]"
+    told = str(standstill([dataclasses.replace(wait, advice=f"let {wait.who} go") for wait in waits]))
+    assert told.endswith("Next: let policy[0] go; or let learner[0] go."), "others wait for those in the ring"
     assert rings(waits[:2]) == [] == rings([])
     waits = [Wait(f"{who}[0]", "items", (on,)) for who, on in ("ab", "ba", "cd", "de", "ec", "ff")]
     assert rings(waits) == [["f[0]", "f[0]"], ["a[0]", "b[0]", "a[0]"], ["c[0]", "d[0]", "e[0]", "c[0]"]]

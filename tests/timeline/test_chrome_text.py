@@ -78,7 +78,7 @@ def test_files_of_ranks_are_one_timeline(tmp_path: Path) -> None:
     assert timeline.devices == ["rank0/cuda:0", "rank1/cuda:0"]
     rows = timeline.to_pandas()
     assert dict(zip(rows["name"], rows["devices"].map(str), strict=True)) == {"a": "rank1/cuda:0", "b": "rank0/cuda:0"}
-    assert set(timeline.counters()["name"]) == {"rank0 power", "rank1 power"}
+    assert set(timeline.counters()["name"]) == {"rank0 power", "rank1 power"} and len(rows) == 2
     for wrong, said in [([], "no file"), ([rank(tmp_path, 1, "a"), rank(tmp_path, 1, "c")], "same rank: 'a.json' of rank1, 'c.json' of rank1")]:
         with pytest.raises(TimelineError, match=said):
             Timeline.open(wrong)
