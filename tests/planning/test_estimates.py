@@ -225,6 +225,7 @@ def test_a_loop_at_its_channels_is_simulated_as_it_runs() -> None:
         ((1, 4), (1e6, 13e6), (0.0, 53e6 / 17), "would give -0.003 s for none; assumed to grow with the items alone"),
         ((3, 3), (5e6, 7e6), (0.0, 2e6), "every batch had 3 items; others are assumed to take time in proportion"),
         ((1, 2, 3), (1.0e6, 2.001e6, 3e6), (0.0, 1.0001e6), ""),
+        ((10, 30), (1.004e9, 0.996e9), (1e9, 0.0), ""), ((10, 30), (1.006e9, 0.994e9), (1e9, 0.0), "larger batches were not slower"),
     ],
 )  # fmt: skip
 def test_a_fit_that_comes_out_negative_says_so(sizes: tuple, spent: tuple, expected: tuple, note: str) -> None:
