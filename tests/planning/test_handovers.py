@@ -121,3 +121,13 @@ def test_only_what_begins_after_everything_counts_for_every_plan() -> None:
     assert lab.plan(early, 3).bound.seconds <= lab.plan(early, 3).best.seconds
     one_device = lab.plan(early, {"": 1}, staleness=1).best  # iterations overlap, but the device has its work and the handovers of all
     assert one_device.seconds == pytest.approx(9.0, rel=0.01) and one_device.candidate.seconds == pytest.approx(9.0)
+
+
+def test_who_waits_for_a_value_goes_on_doing_so_when_an_earlier_iteration_ends() -> None:
+    """c waits for a's second value from 1.1 to 2 s, and the first iteration ends with b at 1.5 s."""
+    flow = lab.Workflow("overlapping")
+    a, b, c = (flow.worker(Part, 0.0, each, name=name) for name, each in (("a", 1.0), ("b", 1.5), ("c", 0.1)))
+    flow.iteration(lambda: (c.load(a.weights()), b.weights()))
+    plan = lab.ExecutionPlan.spatial(flow, DEVICES, {"a": [0], "b": [1], "c": [2]}, staleness=1)
+    done = run(flow, plan)
+    assert lab.estimate(flow, plan, done.timeline).simulate(plan, 4).elapsed_ns == done.timeline.elapsed_ns == 6e9
