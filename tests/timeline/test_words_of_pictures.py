@@ -6,10 +6,14 @@ import itertools
 
 import pytest
 from built import timeline_of
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.cells import cell_len
 
 from rlinf_lab.timeline import SpanKind, Timeline
 from rlinf_lab.timeline.draw import picture
 from rlinf_lab.timeline.draw.picture import Word, scene
+from rlinf_lab.timeline.draw.short_names import narrow
 
 WIDEST = 11.5  # px of a letter, at the size of the picture's words
 
@@ -83,3 +87,16 @@ def test_of_too_many_different_lanes_each_worker_has_one_and_the_picture_is_no_h
     assert {"rollout", "reward", "training"} <= {bar.fill for bar in drawn.bars} and drawn.height <= 400
     hidden = next(w for w in drawn.words if "more" in w.text)
     assert hidden.text == "… and 23 more devices" and hidden.y < drawn.height  # 9 of 32 are shown, and all the others
+
+
+@given(st.lists(st.lists(st.sampled_from(["a" * 30, "b" * 30, "x", "y", "界" * 12, "\n"]), min_size=1, max_size=6).map("".join), min_size=1, unique=True))
+def test_names_in_a_terminal_fit_are_told_apart_and_stay_whole_where_they_are_short(names: list[str]) -> None:
+    shown = narrow(names)
+    assert all(cell_len(each) <= 56 and each.isprintable() for each in shown) and len(set(shown)) == len(names)
+    assert all(each == name for name, each in zip(names, shown, strict=True) if name.isprintable() and cell_len(name) <= 56)
+
+
+@given(st.integers(30, 200), st.integers(60, 200))
+def test_what_tells_two_long_names_apart_is_shown(before: int, after: int) -> None:
+    one, other = narrow(["a" * before + middle + "b" * after for middle in ("x", "y")])
+    assert "ax" in one.replace("…", "") and "ay" in other.replace("…", "") and one.replace("x", "y") == other and one[:9] == "a" * 9
