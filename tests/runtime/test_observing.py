@@ -15,8 +15,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from logging_workers import Counts, counted, ended, made
 from sessions import until
-from watched import Counts, counted, ended, made
 
 import rlinf_lab as lab
 from rlinf_lab.errors import ConfigError, WorkerError, WorkflowError

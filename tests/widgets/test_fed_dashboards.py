@@ -13,7 +13,7 @@ from types import SimpleNamespace
 from typing import Any, ClassVar, cast
 
 import pytest
-from watched import Unprintable, counted, ended, made
+from logging_workers import Unprintable, counted, ended, made
 
 import rlinf_lab as lab
 from rlinf_lab import notebook
