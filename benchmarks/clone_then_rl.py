@@ -30,13 +30,14 @@ from rlinf_lab.policies import Flow
 from rlinf_lab.records import wilson
 
 TASKS = {"push": "envpool/MetaWorld/Push-v3", "pick-place": "envpool/MetaWorld/PickPlace-v3"}
-SEEDS = (0, 1, 2)
+SEEDS, BY = (0, 1, 2), ("ppo", "grpo", "flow")
 LENGTH, EPISODES, TEST_SEED = 100, 400, 7
 QUIET: dict[str, Any] = {"plan": None, "progress": False}
 CLONE: dict[str, Any] = {"chunk_size": 5, "gradient_steps": 600}
 FLOW = Flow(std=0.25)
 """which explores as widely as the Gaussian head: noise in the last step. In all four of them pick-place's first seed goes from 0.53 to 0.65, in two of two from 0.54 to 0.59"""
-ITERATIONS = {"ppo": 60, "grpo": 60, "flow": 60}
+ITERATIONS = 100
+"""which take less than 3 minutes. After 60 of them pick-place's first seed was at 0.92 (PPO), 0.80 (GRPO) and 0.82 (PPO of a flow)"""
 ROWS: tuple[tuple[str, str, str, Any, str, Any], ...] = (
     ("ppo", "the clone succeeds", "share", lambda row: row["before"], ">= 0.4", min),
     ("ppo", "succeeds after PPO", "share", lambda row: row["after"], "", min),
@@ -97,7 +98,7 @@ def _improved(by: str, env: str, at: Path, clone: str, seed: int, length: int, u
     if folder.exists():
         run = lab.resume(folder, **QUIET)
     else:
-        settings = {"max_episode_steps": length, "iterations": ITERATIONS[by], "checkpoint_minutes": 0.5, **small.get("rl", {})}
+        settings = {"max_episode_steps": length, "iterations": ITERATIONS, "checkpoint_minutes": 0.5, **small.get("rl", {})}
         algorithm = "grpo" if by == "grpo" else "ppo"
         run = lab.train(algorithm, env, policy=at / clone, reward="success", seed=seed, folder=folder, **settings, **QUIET)
     while run.state not in ("finished", "failed", "stopped") and time.monotonic() < until:
@@ -125,6 +126,10 @@ def cases(smoke: bool) -> list[Case]:
         told = {(kept.find(task=task, seed=seed, by="flow") or {}).get("flow", repr(FLOW)) for seed in seeds_of(task, "flow")}
         return " and ".join(sorted(told)) + ", "
 
+    def iterations_of(task: str, by: str) -> str:
+        told = {(kept.find(task=task, seed=seed, by=by) or {}).get("iterations", ITERATIONS) for seed in seeds_of(task, by)}
+        return " and ".join(map(str, sorted(told)))
+
     def worst(task: str, by: str, value: Any, best: Any) -> float:
         return float(best(value(row) for row in of(task, by)))
 
@@ -134,7 +139,7 @@ def cases(smoke: bool) -> list[Case]:
             if not (seeds := seeds_of(task, by)):
                 continue
             note = (
-                f"10 demonstrations, chunk of 5, {flow_of(task) if by == 'flow' else ''}{CLONE['gradient_steps']} gradient steps, {ITERATIONS[by]} "
+                f"10 demonstrations, chunk of 5, {flow_of(task) if by == 'flow' else ''}{CLONE['gradient_steps']} gradient steps, {iterations_of(task, by)} "
                 f"iterations of 64 episodes, {EPISODES} fresh episodes; seeds {', '.join(map(str, seeds))}, the worst of them; one core, evaluations not in the CPU time"
             )
             if (task, name) == ("push", "gained by PPO"):
@@ -142,7 +147,8 @@ def cases(smoke: bool) -> list[Case]:
                     "; the clone of seed 2 begins at 0.72, so that 30 points more are not there. No number of gradient steps serves all seeds: for seed 0 to begin at 0.40 it "
                     "takes 600, for seed 2 to begin below 0.68 fewer than 400: after 300, 400, 500, 1,500 (200 episodes of other seeds) seed 2 is at 0.58, 0.715, 0.715, 0.85 and "
                     "seed 0 at 0.28, 0.345, 0.365, 0.495; nets of 64 units 0.57 and 0.335 (600 steps), 0.725 "
-                    "and 0.37 (1,000), relu 0.71 and 0.36, std_floor 0.05 0.71 and 0.31 (500)"
+                    "and 0.37 (1,000), relu 0.71 and 0.36, std_floor 0.05 0.71 and 0.31 (500). The demonstrations decide it: "
+                    "with those of seed 0 all three begin at 0.35 to 0.41, with those of seed 1 at 0.62 to 0.70"
                 )
             found.append(Case(f"{task}: {name}", unit, partial(worst, task, by, value, best), target=target, target_of="value", runs=1, note=note))
         if shared := [seed for seed in seeds_of(task, "flow") if seed in seeds_of(task, "ppo")]:
@@ -176,7 +182,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Clone, then RL, over seeds.")
     parser.add_argument("--tasks", nargs="+", default=list(TASKS), choices=list(TASKS))
     parser.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS))
-    parser.add_argument("--by", default="ppo", choices=list(ITERATIONS))
+    parser.add_argument("--by", default="ppo", choices=BY)
     parser.add_argument("--keep", metavar="FOLDER", help="go on in several calls: where runs are kept between them")
     parser.add_argument("--seconds", type=float, default=math.inf, help="wall time of a call with --keep")
     arguments = parser.parse_args()
