@@ -29,6 +29,7 @@ NEEDS = "rlinf-lab[metaworld]"
 OBSERVATION, ACTION = Box(-np.inf, np.inf, (39,), np.float32), Box(-1.0, 1.0, (4,), np.float32)
 LIMIT = 500  # steps, the simulator's own
 CAMERA = "corner"
+AXES = ("x", "y", "z", "gripper")  # of the hand
 
 
 def _simulator() -> tuple[Any, dict[str, Any]]:
@@ -118,7 +119,9 @@ def make(task: str, num_envs: int, max_episode_steps: int | None = None, *, task
 
 def spec(task: str, max_episode_steps: int | None = None, draws: bool = False) -> EnvSpec:
     """All tasks have the same spaces."""
-    return EnvSpec(f"metaworld/{task}", OBSERVATION, ACTION, min(max_episode_steps or LIMIT, LIMIT), "info['success'] of the task", renders=draws)
+    return EnvSpec(
+        f"metaworld/{task}", OBSERVATION, ACTION, min(max_episode_steps or LIMIT, LIMIT), "info['success'] of the task", renders=draws, action_names=AXES,
+    )  # fmt: skip
 
 
 class Expert:
