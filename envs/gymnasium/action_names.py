@@ -1,4 +1,7 @@
-"""What the actions of gymnasium's own tasks are called, from its documentation: its spaces do not say so."""
+"""What the actions of gymnasium's own tasks are called.
+
+From its documentation: its spaces do not say so.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ NAMES: dict[str, tuple[str, ...]] = {
 
 
 def action_names(id: str, env: gymnasium.Env) -> tuple[str, ...] | None:
-    """Of a task by the table, of another by its own ``get_action_meanings()``, as Atari's have it; None: not known."""
+    """By the table, or by its own ``get_action_meanings()``, as Atari's have it. None: not known."""
     told: Any = getattr(env.unwrapped, "get_action_meanings", None)
     if callable(told):
         return tuple(str(name).lower() for name in told())

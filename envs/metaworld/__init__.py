@@ -133,6 +133,8 @@ class Expert:
     def __init__(self, task: str) -> None:
         from metaworld.policies import ENV_POLICY_MAP
 
+        # It warns of actions beyond the Box, which are clipped here as the environment would do.
+        warnings.filterwarnings("ignore", r"Constant\(s\) may be too high", module=r"metaworld\.policies")
         self.task, self._policy = task, ENV_POLICY_MAP[task]()  # type: ignore[abstract]  # metaworld types its table of experts by their base
 
     def __call__(self, obs_NX: NDArray) -> NDArray[np.float32]:

@@ -31,7 +31,7 @@ class Recording:
         return len(self.reward)
 
     def add(self, obs: Tree, action_N: Tree, step: EnvStep, n: int = 0) -> None:
-        """One step of environment ``n``: what was acted on (a copy, see `row`), and what came of it."""
+        """One step of environment ``n``. What was acted on is a copy, see `row`."""
         self.obs.append(obs)
         self.action.append(row(action_N, n))
         self.reward.append(float(step.reward_N[n]))

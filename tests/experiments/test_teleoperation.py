@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium
 import numpy as np
@@ -26,7 +26,7 @@ class Line(gymnasium.Env):
 
     observation_space = spaces.Box(-np.inf, np.inf, (1,), np.float32)
     action_space: Any = spaces.Box(-2.0, 2.0, (1,), np.float32)
-    metadata = {"render_modes": ["rgb_array"]}
+    metadata: ClassVar = {"render_modes": ["rgb_array"]}
     render_mode = "rgb_array"
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
@@ -94,7 +94,7 @@ class Page:
 
 
 def test_time_stands_still_until_something_is_held_and_an_episode_is_kept_when_asked(seats: Any) -> None:
-    seat = seats(Line, seed=3)
+    seat = seats(Line, seed=3, end_on_success=True)
     page = Page(seat)
     page.say({"type": "speed", "speed": 50})
     assert page.wait(lambda now: now["state"] == "ready")["step"] == 0
@@ -113,7 +113,7 @@ def test_time_stands_still_until_something_is_held_and_an_episode_is_kept_when_a
 
 
 def test_a_key_that_was_let_go_of_at_once_counts_for_one_step(seats: Any) -> None:
-    seat = seats(Turns)
+    seat = seats(Turns, end_on_success=True)
     page = Page(seat)
     page.wait(lambda now: now["state"] == "ready")
     for steps, choice in enumerate((2, 0, 2), 1):
@@ -162,7 +162,7 @@ def test_a_page_that_is_gone_holds_nothing(seats: Any, monkeypatch: pytest.Monke
     import rlinf_lab.experiments.teleoperation.panel as panel
 
     monkeypatch.setattr(panel, "GONE_S", 0.2)
-    seat = seats(Line, lambda obs_N: np.zeros((len(obs_N), 1)), end_on_success=False)
+    seat = seats(Line, lambda obs_N: np.zeros((len(obs_N), 1)))
     page = Page(seat)
     page.wait(lambda now: now["state"] == "ready")
     page.say({"type": "go", "goes": True})
@@ -197,7 +197,7 @@ def test_a_policy_of_chunks_is_asked_when_its_chunk_is_over(seats: Any) -> None:
 
 
 def test_after_so_many_steps_somebody_takes_over(seats: Any) -> None:
-    seat = seats(Line, lambda obs_N: np.zeros((len(obs_N), 1)), keep="success")
+    seat = seats(Line, lambda obs_N: np.zeros((len(obs_N), 1)), keep="success", end_on_success=True)
     seat.drive(lambda obs_N: np.ones((len(obs_N), 1)), episodes=2, after=4)
     assert [(e.action_T[:, 0] == 0).sum() for e in seat.data] == [4, 4] and [len(e) for e in seat.corrections] == [len(e) - 4 for e in seat.data]
     assert seat.drive(lambda obs_N: -np.ones((len(obs_N), 1))).steps == 0 and len(seat.data) == 2, "none that failed"

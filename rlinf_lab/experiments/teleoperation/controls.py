@@ -1,4 +1,4 @@
-"""From keys, sliders and sticks to actions: which key does what, and what an action is of what is held.
+"""From keys, sliders and sticks to actions. Which key does what, and what the action is of what is held.
 
 Keys are named as browsers name their places (``KeyboardEvent.code``: "KeyW", "ArrowLeft"), the same on every layout.
 """
@@ -35,7 +35,7 @@ DRIVES = "a Box, a Discrete or a MultiBinary space"
 
 @dataclass(frozen=True)
 class Binding:
-    """Keys that are held together, and what they do: a part of an action, or a choice."""
+    """Keys that are held together, and what they do. That is a part of an action, or a choice."""
 
     keys: tuple[str, ...]
     does: tuple[float, ...] | int
@@ -104,7 +104,7 @@ class Controls:
         return (np.round(action) if self.space.dtype.kind in "iu" else action).astype(self.space.dtype)
 
     def told(self, action: Any) -> dict[str, Any]:
-        """An action as the page shows it: the place of each axis from -1 to 1, or the choice."""
+        """An action as the page shows it. The place of each axis from -1 to 1, or the choice."""
         if self.are_choices:
             return {"choice": int(action) - int(self.space.start)}  # type: ignore[attr-defined]
         flat_A = np.asarray(action, np.float64).reshape(-1)
@@ -159,7 +159,7 @@ def _choices(id: str, space: spaces.Discrete, given: Sequence[str] | None, keys:
 
 
 def _keys_of_words(name: str) -> tuple[str, ...]:
-    """Arrows that a name speaks of, and Space for "fire": ALE's "UPRIGHTFIRE" too. () where it speaks of none."""
+    """Arrows that a name speaks of, and F for "fire". () where it speaks of none."""
     found = [WORDS[word] for word in re.findall(r"left|right|up|down|main", name.lower().replace("pick up", ""))]
     return tuple(found + ["KeyF"] * ("fire" in name.lower()))
 
@@ -186,7 +186,7 @@ def _unit(size: int, axis: int, by: float) -> tuple[float, ...]:
 
 
 def _codes(id: str, keys: Any) -> tuple[str, ...]:
-    """Names of keys as gymnasium writes them ("w", "wd", ("w", "d")) or as browsers do ("KeyW")."""
+    """Keys by their places. Given as gymnasium writes them ("w", "wd", ("w", "d")) or as browsers do ("KeyW")."""
     whole = isinstance(keys, str) and (len(keys) == 1 or re.fullmatch(r"(Key|Digit|Arrow|Space|Numpad)\w*", keys))
     parts = [keys] if whole else list(keys) if isinstance(keys, (str, tuple, list)) else [None]
     found = []

@@ -1,4 +1,4 @@
-"""`teleoperate`: an environment to be driven in the notebook, and what was done there as data to learn from."""
+"""`teleoperate`: an environment driven in the notebook. What was done there is data to learn from."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ def teleoperate(
     seed: int = 0,
     max_episode_steps: int | None = None,
     keep: str = "ask",
-    end_on_success: bool = True,
+    end_on_success: bool = False,
     realtime: bool = False,
     keys_to_action: Mapping[Any, Any] | None = None,
     task: str = "",
 ) -> Teleoperation:
-    """Drive ``env`` in the notebook by keyboard, mouse or gamepad, and keep the episodes as data to learn from.
+    """Drive ``env`` in the notebook by keyboard, mouse or gamepad. Episodes are kept as data to learn from.
 
     Shows the environment, its controls and what comes of them. Time stands still while nobody holds a control, unless
     ``realtime``. With a ``policy`` (as in `collect`) it acts, and whoever holds a control takes over: ``corrections``
@@ -54,7 +54,8 @@ def teleoperate(
     ``lab.train("clone", env, data=...)``, `datasets.write_lerobot` and whatever else takes episodes.
 
     ``keep``: "ask" after each episode, "success" (those that succeeded, without asking) or "all". ``end_on_success``:
-    an episode ends with its first success, where the environment would go on. ``keys_to_action``: as gymnasium's `play`
+    an episode ends with its first success, where the environment would go on; a policy that is cloned from such data
+    has not seen how to stay there. ``keys_to_action``: as gymnasium's `play`
     takes it, ``{"a": 0, "d": 1}`` or ``{"w": [0, 1], ("a", "w"): ...}``, axes from -1 to 1; None: arrows, letters and
     digits, as the panel shows. ``task``: what is to be done, in words. Episode i begins as `collect`'s with this seed.
 
@@ -124,13 +125,13 @@ class Teleoperation(PushedWidget):
     # --- what was done ------------------------------------------------------------------------------------------
     @property
     def data(self) -> EpisodeList:
-        """The episodes that were kept, in order; actions in the environment's own units."""
+        """The episodes that were kept, in order. Actions are in the environment's own units."""
         return self._list(self._seat.kept, f"person and {self._by}" if self._by else "person")
 
     @property
     def corrections(self) -> EpisodeList:
-        """Of kept episodes the stretches in which the person acted instead of the policy. They cannot be replayed:
-        they begin in the midst of an episode.
+        """Stretches of kept episodes in which a person acted instead of the policy. They cannot be replayed: they
+        begin in the midst of an episode.
         """
         if not self._by:
             raise ConfigError("corrections: no policy acts here. Next: data; or teleoperate(env, policy=run).")
@@ -144,7 +145,7 @@ class Teleoperation(PushedWidget):
         return data if spec.native_action_space is None else in_own_units(data, spec.native_action_space)
 
     def drive(self, act: Any, episodes: int = 1, *, after: int = 0) -> EpisodeList:
-        """Have ``act`` at the controls for whole episodes, as fast as it goes; returns those that were kept.
+        """Have ``act`` at the controls for whole episodes, as fast as it goes. Returns those that were kept.
 
         ``act``: as the policy of `collect`; a function may also give None, which leaves the step to the policy.
         ``after``: steps of each episode that the policy takes first, as if a person watched it for so long. Raises what

@@ -1,4 +1,4 @@
-"""The environment that somebody drives. It is made, stepped and drawn in a thread of its own: OpenGL wants one thread.
+"""The environment that somebody drives. It lives in a thread of its own: OpenGL wants one.
 
     page, or a function ──held──▶ Seat ──news──▶ page
                                    │
@@ -154,7 +154,7 @@ class Seat:
             self._changed.wait_for(lambda: self._news.state != STARTING, seconds)
 
     def drive(self, act: Callable[[Tree], Tree]) -> None:
-        """Have ``act`` at the controls for one episode, as fast as it goes; returns when it is over."""
+        """Have ``act`` at the controls for one episode. As fast as it goes; returns when it is over."""
         with self._changed:
             if self._hand is not None:
                 raise EnvError(f"{self._factory.id}: somebody drives it already. Next: wait until that call returns.")
@@ -302,12 +302,12 @@ class Seat:
     def _correct(
         self, stretch: Recording, corrections: list[Episode], final: Tree, terminated: bool, truncated: bool
     ) -> None:
-        """Steps of the person on end, while a policy acts otherwise. They begin in the midst of an episode: no seed."""
+        """A stretch by hand, where a policy acts otherwise. It begins in the midst of an episode: no seed."""
         if self._policy is not None and len(stretch):
             corrections.append(stretch.episode(terminated, truncated, final, None, self.settings.task))
 
     def _keep(self, episode: Episode, corrections: list[Episode]) -> None:
-        """Wait for somebody to say whether the episode is kept, where nothing else says so."""
+        """Keep the episode, or not. Where nothing says so, somebody is asked."""
         keeps = self.settings.keep == "all" or (self.settings.keep == "success" and bool(episode.success))
         with self._changed:
             if self._hand is not None:
@@ -330,10 +330,10 @@ class Seat:
         if env is not None and (news.state == READY or self._wants_picture()):
             news.picture = _picture(env, obs_N)
             news.numbers = [] if news.picture is not None else _numbers(obs_N)
+        self._tell(news)
         with self._changed:
             self._news = news
             self._changed.notify_all()
-        self._tell(news)
 
 
 def _batch(action: Any) -> Any:

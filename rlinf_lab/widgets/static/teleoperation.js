@@ -223,7 +223,7 @@ class TeleoperationView {
   }
 
   facts_(now) {
-    const fact = (name, value) => make("div.fact", {}, make("span", {}, name), make("b", {}, value));
+    const fact = (name, value) => make("div.fact", { "data-good": String(value === "yes") }, make("span", {}, name), make("b", {}, value));
     return [fact("step", String(now.step)), fact("return", figures(now.return)), ...(now.success === null ? [] : [fact("success", now.success ? "yes" : "not yet")])];
   }
 
