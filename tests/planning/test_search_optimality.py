@@ -21,7 +21,7 @@ from rlinf_lab.planning.forecast.forecast import graph_of
 from rlinf_lab.planning.placement.search_space import Setting
 from rlinf_lab.planning.profile.profile import Memory
 from rlinf_lab.planning.search.effort import FEW_COUNTS, SMOOTH, is_exact, search_of
-from rlinf_lab.planning.search.pareto import ParetoFront, lower, pareto, within
+from rlinf_lab.planning.search.pareto import ParetoFront, lower, pareto, spread, within
 from rlinf_lab.planning.search.plan_tree import SPATIAL, TEMPORAL, evaluate, nodes
 from rlinf_lab.planning.search.problem import FEW_LEAVES, GROUPS, LONG, Cuts, Orders, Problem, subsets
 from rlinf_lab.planning.search.solver import Only, _Solver, guess, near, solve
@@ -141,6 +141,16 @@ def test_tables_and_fronts_are_what_comparing_all_with_all_gives(shape: tuple[in
             there = [f for c, f, _ in kept if c // codes == g and c % codes in fewer[at]]
             assert fills[g, at] == min(there, default=np.inf)
             assert not there or front.fill[front.best_at(g, at, shape)] == min(there)
+
+
+def test_a_spread_of_a_front_is_even_and_has_both_ends_of_each_code() -> None:
+    rng = random.Random(0)
+    for most in (1, 2, 5, 64):
+        sizes = [1, 2, most, most + 1, most + 2, *(rng.randint(1, 400) for _ in range(20))]
+        codes, found = np.repeat(np.arange(len(sizes)), sizes), list[int]()
+        for start, size in zip(itertools.accumulate([0, *sizes]), sizes, strict=False):
+            found += [start + k for k in sorted({0, size - 1, *(min(size - 1, math.ceil(i * size / most)) for i in range(most))})]
+        assert spread(codes, most).tolist() == found
 
 
 def test_near_is_nearly_the_best_where_seconds_fall_smoothly() -> None:
