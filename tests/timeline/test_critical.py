@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from random import Random
+from types import SimpleNamespace as Row
 
 import built
 import pytest
@@ -13,7 +15,6 @@ from hypothesis import strategies as st
 from rlinf_lab.errors import UnknownNameError
 from rlinf_lab.timeline import SpanKind, Timeline
 from rlinf_lab.timeline.critical.critical_path import path
-from rlinf_lab.timeline.critical.flows import Ended
 
 K = SpanKind
 ONE, TWO = ("cpu:0",), ("cpu:1",)
@@ -71,20 +72,50 @@ def test_the_way_back_over_each_kind_of_wait(name: str) -> None:
     assert steps(timeline_of(*rows)) == expected
 
 
-@settings(max_examples=100, deadline=None)
-@given(
-    st.lists(st.tuples(st.integers(0, 9), st.integers(0, 2)), max_size=10), st.integers(-1, 10), st.integers(-1, 10), st.integers(-1, 2)
-)  # fmt: skip
-def test_who_ended_last_in_a_stretch_of_time(spans: list[tuple[int, int]], after: int, until: int, but: int) -> None:
-    """Asked of every span; of a stretch the end counts and the beginning does not; of equal ends the later row."""
-    live = Ended()
-    for row in sorted(range(len(spans)), key=lambda row: spans[row][0]):
-        live.add(row, *spans[row])
-    fit = [(e, row) for row, (e, t) in enumerate(spans) if after < e <= until and t != but]
-    assert live.last(until, after, but) == (max(fit)[1] if fit else -1)
+def walked(timeline: Timeline) -> list[tuple[int, ...]]:
+    """The same path, with every span asked at every step."""
+    names = timeline.spans.dtype.names
+    spans = [Row(row=i, **dict(zip(names, row, strict=True))) for i, row in enumerate(timeline.spans.tolist())]
+    counted = [s for s in spans if s.kind not in (K.LABEL, K.MARK)]
+    lasting = [s for s in counted if s.end > s.start]
+    work = [s for s in lasting if s.kind in (K.RUN, K.ONLOAD, K.OFFLOAD, K.TRANSFER, K.SETUP)]
+
+    def last(among: Iterable[Row], until: int, after: int, other_than: int) -> Row | None:
+        return max((s for s in among if after < s.end <= until and s.track != other_than), key=lambda s: (s.end, s.row), default=None)
+
+    def released_by(s: Row, time: int) -> Row | None:
+        its = [o for o in spans if o.channel == s.channel >= 0]
+        if s.kind == K.GET:
+            puts = [p for p in its if p.kind == K.PUT and p.iteration == s.iteration and p.items * s.items and p.flow < s.flow + s.items and s.flow < p.flow + p.items]
+            put = max((p for p in puts if min(p.flow, s.flow) >= 0 and p.start <= s.end), key=lambda p: (p.end, p.flow, p.row), default=None)
+            return put if put and put.end > s.start else None
+        if s.kind == K.LOCK:
+            mine = [d for d in timeline.devices if d in timeline.tracks[s.track].devices]
+            held = [last((w for w in work if d in timeline.tracks[w.track].devices), time, s.start, s.track) for d in mine]
+            return max(filter(None, held), key=lambda w: w.end, default=None)
+        return last((g for g in its if g.kind == K.GET) if s.kind == K.PUT else work, time, s.start, s.track)
+
+    begin, time = timeline.start_ns, timeline.end_ns
+    track = max(counted, key=lambda s: s.end, default=spans[0]).track
+    here, found = {track}, []
+    while time > begin:
+        s = max((s for s in lasting if s.track == track and s.start < time), key=lambda s: (s.end, s.start, s.row), default=None)
+        if s and s.end >= time:
+            other = released_by(s, time) if s.kind in (K.GET, K.PUT, K.LOCK, K.WAIT) else None
+            other = None if other and other.track in here else other
+            kind, row, since = s.kind, s.row, min(time, max(s.start, other.end)) if other else s.start
+        else:
+            until = s.end if s else begin
+            other = last(work, time, until, -1)
+            kind, row, since = len(K), -1, other.end if other else until
+        if since < time:
+            found, time, here = [(track, kind, row, since, time), *found], since, set()
+        track = other.track if other else track
+        here.add(track)
+    return found
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.integers(0, 1 << 30), st.integers(1, 60))
 def test_the_steps_follow_each_other_from_start_to_end(seed: int, count: int) -> None:
     rng, rows = Random(seed), []
@@ -93,19 +124,18 @@ def test_the_steps_follow_each_other_from_start_to_end(seed: int, count: int) ->
         kind = rng.choice(list(K))
         flow, items = (rng.randrange(6), rng.randint(1, 3)) if kind in (K.GET, K.PUT) else (-1, 0)
         places, end = rng.choice([ONE, TWO, (*ONE, *TWO), ()]), start + rng.choice([0, 1, 7, 30])
-        rows.append((rng.choice("abcd"), places, kind, start, end, rng.choice("xy"), flow, items))
-    timeline = timeline_of(*rows)
+        rows.append((rng.choice("abcd"), 0, places, kind, start, end, rng.choice([-1, 0, 0]), rng.choice(["x", "x", "y", ""]), flow, items))
+    timeline = built.timeline_of(*rows, devices=(*ONE, *TWO))
     found = path(timeline)
-    edges = [timeline.start_ns, *(s.end_ns for s in found)]
-    assert [s.start_ns for s in found] == edges[:-1] and edges[-1] == timeline.end_ns
-    assert all(s.end_ns > s.start_ns for s in found)
-    for step in found:
-        if step.row >= 0:
-            row = timeline.spans[step.row]
-            assert row["start"] <= step.start_ns and step.end_ns <= row["end"] and row["track"] == step.track
+    assert [tuple(step) for step in found] == walked(timeline)
+    assert [s.start_ns for s in found] == [timeline.start_ns, *(s.end_ns for s in found)][:-1]
+    frame, rows, names, tracks = timeline.critical_path(None), timeline.spans, timeline.names, timeline.tracks
+    of = [(names[rows["name"][s.row]], rows["iteration"][s.row]) if s.row >= 0 else ("", -1) for s in found]
+    assert [*zip(frame["name"], frame["iteration"], strict=True)] == of
+    assert [*zip(frame["worker"], frame["rank"], strict=True)] == [(tracks[s.track].worker, tracks[s.track].rank) for s in found]
     table, by_worker = timeline.critical_path(by="worker"), Counter[str]()
-    for worker, _, begins, ends in steps(timeline):
-        by_worker[worker] += ends - begins
+    for worker, ns in zip(frame["worker"], frame["end_ns"] - frame["start_ns"], strict=True):
+        by_worker[worker] += ns
     assert dict(zip(table["worker"], table["ns"], strict=True)) == by_worker and table["ns"].is_monotonic_decreasing
     assert table["share"].sum() == pytest.approx(float(bool(by_worker))) and len(timeline_of().critical_path()) == 0
     with pytest.raises(UnknownNameError, match="worker"):

@@ -53,11 +53,12 @@ TAILED: Chain = ([[*(8 + (7 * i) % 9 for i in range(15)), 60, 0], [4] * 16 + [6]
 """A sampler of responses of which one is long, and a learner."""
 
 
-def ran(of: Chain, faster: int = -1, times: float = 2.0, ranks: int = 1, iterations: int = 2) -> Timeline:
-    """Workers w0 → w1 → …, each on a device of its own, w0 on ``ranks``. ``of``: ms of each worker and item, then the micro-batch of each channel."""
+def ran(of: Chain, faster: int = -1, times: float = 2.0, ranks: int = 1, iterations: int = 2, room: int | None = None) -> Timeline:
+    """Workers w0 → w1 → …, each on a device of its own, w0 on ``ranks``. ``of``: ms of each worker and item, then the micro-batch of each channel.
+    ``room``: for so many more items than that (None: for any number)."""
     steps, micro_batches = of
     flow, count = lab.Workflow("chain"), len(steps)
-    channels = [flow.channel(f"c{i}") for i in range(count - 1)]
+    channels = [flow.channel(f"c{i}", capacity=None if room is None else micro_batches[i] + room) for i in range(count - 1)]
     links = [flow.worker(Link, [0.001 * n / (times if i == faster else 1) for n in row], name=f"w{i}") for i, row in enumerate(steps)]
 
     @flow.iteration
@@ -85,16 +86,16 @@ def chains() -> st.SearchStrategy[Chain]:
 
 
 # The same examples each time: where workers take no time, what ties is told wrongly now and then.
-@given(chains(), st.sampled_from([1.5, 2.0, 8.0]), st.integers(1, 2))
-@example(([[3, 1, 4, 1, 5, 30], [9, 2, 6, 5, 3, 20], [1, 1, 1, 1, 1, 9]], [2, 3]), 2.0, 1)
-@example(TAILED, 8.0, 2)
+@given(chains(), st.sampled_from([1.5, 2.0, 8.0]), st.integers(1, 2), st.sampled_from([None, 0, 1, 3]))
+@example(([[3, 1, 4, 1, 5, 30], [9, 2, 6, 5, 3, 20], [1, 1, 1, 1, 1, 9]], [2, 3]), 2.0, 1, None)
+@example(TAILED, 8.0, 2, None)
 @settings(max_examples=25, deadline=None, derandomize=True)
-def test_what_a_faster_worker_gains(chain: Chain, times: float, ranks: int) -> None:
+def test_what_a_faster_worker_gains(chain: Chain, times: float, ranks: int, room: int | None) -> None:
     """Of the first one where it is alone: two that are faster hand on their items in another order."""
-    before = ran(chain, ranks=ranks)
+    before = ran(chain, ranks=ranks, room=room)
     told = before.gains(times).set_index("worker")["seconds"]
     for worker in range(ranks > 1, len(chain[0])):
-        gained = (before.elapsed_ns - ran(chain, worker, times, ranks).elapsed_ns) / 1e9
+        gained = (before.elapsed_ns - ran(chain, worker, times, ranks, room=room).elapsed_ns) / 1e9
         assert told.get(f"w{worker}", 0.0) == pytest.approx(gained, abs=1e-7)
 
 
@@ -113,6 +114,8 @@ def test_nothing_is_gained_by_nothing_and_never_more_than_the_work(data: st.Data
             at = max(0, end + data.draw(st.integers(-10, 10)))
     timeline, before_zero = (timeline_of(*((*row[:4], row[4] - by, row[5] - by, *row[6:]) for row in rows)) for by in (0, 1000))
     assert (timeline.gains(1)["seconds"] == 0).all()
+    replayed = in_causal_order(timeline.spans[timeline.spans["kind"] != SpanKind.LABEL])
+    assert gains._Replay(timeline.snapshot(), replayed).finish([], 2.0) == (gains._extent(replayed), [])
     twice = timeline.gains(2)
     assert (twice["seconds"] <= twice["run_seconds"] / 2 + 1e-9 * len(timeline)).all()
     assert before_zero.gains(2).equals(twice)

@@ -1,0 +1,59 @@
+"""What a timeline tells depends on no number that a recorder hands out, on no clock's zero, and on no unit of time."""
+
+from __future__ import annotations
+
+from collections import Counter
+from random import Random
+from typing import Any
+
+import pytest
+from built import recorder_of
+from test_gains import TAILED, ran
+
+from rlinf_lab.timeline import Recorder, SpanKind, Timeline
+
+K = SpanKind
+PLACES = [("cpu:0",), ("cpu:1",), ("cpu:0", "cpu:1"), ()]
+
+
+def randomly(seed: int) -> list[tuple[Any, ...]]:
+    rng, now, rows = Random(seed), [0, 0, 0, 0], list[tuple[Any, ...]]()
+    for flow in range(40):
+        who = rng.randrange(4)
+        start = now[who] + rng.choice([0, 0, 2])
+        now[who] = start + rng.choice([0, 2, 8, 30])
+        kind, name = rng.choice([k for k in K if k is not K.MARK]), rng.choice(["step", "x"])
+        moved = [rng.choice("xy"), flow // 4, 1] if kind in (K.PUT, K.GET) else ["x" if kind is K.TRANSFER and flow % 2 else "", -1, 0]
+        rows.append((f"w{who // 2}", who % 2, PLACES[who], kind, start, now[who], start // 40, *moved, name))
+    return rows + [("driver", 0, (), K.MARK, 40 * i, 40 * i + rng.randrange(30, 50), i) for i in range(3)]
+
+
+def told(rows: list[tuple[Any, ...]], first: Recorder, zero: int = 0, unit: int = 1) -> list[Any]:
+    """All answers, in the unit and from the zero of the rows."""
+    timeline = Timeline(["cpu:0", "cpu:1"])
+    timeline.extend(recorder_of([(*row[:4], zero + unit * row[4], zero + unit * row[5], *row[6:]) for row in rows], first).drain())
+    frames = [timeline.bubbles(None), timeline.busy(), timeline.critical_path(None), timeline.gains(2.0, ["worker", "rank", "name"]), timeline.iterations(),
+              timeline.depths(), timeline.to_pandas(), timeline.critical_path(["name", "worker"])]  # fmt: skip
+    assert timeline.bubble_sum_error_ns() == 0
+    found = []
+    for frame in frames:
+        for column in frame.columns:
+            if column.endswith("_ns"):
+                frame[column] -= zero
+            if column in ("ns", "seconds", "run_seconds") or column.endswith("_ns"):
+                frame[column] /= unit
+        found.append(Counter(str([round(v, 12) if isinstance(v, float) else v for v in row]) for row in frame.astype(object).itertuples(index=False)))
+    return found
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_numbers_zeros_and_units_change_nothing(seed: int) -> None:
+    rows = randomly(seed)
+    if not seed:
+        rows = [(s.track.worker, s.track.rank, s.track.devices, s.kind, s.start_ns, s.end_ns, s.iteration, s.channel, s.flow, s.items, s.name) for s in ran(TAILED, ranks=2, iterations=1).rows()]
+    usual, later = told(rows, Recorder()), Recorder()
+    for text in ("none", "y", "x", "first", "step"):
+        later.name(text), later.track(text, 0)
+    assert told(rows, later) == usual
+    for zero, unit in ((10**18, 1), (-777, 1), (0, 7), (5, 1000)):
+        assert told(rows, Recorder(), zero, unit) == usual
