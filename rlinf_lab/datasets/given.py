@@ -16,7 +16,7 @@ MINARI_ID = re.compile(r"([\w-]+/)*[\w-]+-v\d+")
 
 
 def recorded(data: Any) -> Any:
-    """The episodes of a LeRobotDataset where its folder is given, of an HDF5 file where that is.
+    """The episodes of a LeRobotDataset's folder, or of an HDF5 file.
 
     Another file, and what is no path, stays as it is. `ConfigError` for a path where nothing is.
     """
