@@ -25,7 +25,7 @@ def from_arrays(
     obs: Any, action: Any, *, lengths: Sequence[int] | None = None, reward: Any = None, terminated: Any = None, truncated: Any = None, success: Any = None,
     next_obs: Any = None, env: Any = None, observation_space: Space | None = None, action_space: Space | None = None, fps: float = 10.0, task: str = "",
 ) -> EpisodeList:  # fmt: skip
-    """Episodes of arrays: one after another in long ones, or a list of one array for each.
+    """Episodes of arrays: long ones, or a list with one for each.
 
     ``obs`` and ``action``: arrays, or trees of them, of R rows; where an episode ends is said by ``terminated`` or ``truncated`` (R, as D4RL's terminals
     and timeouts), or by ``lengths``. Or lists, an element for each episode; then everything else is a list, too, and an element of ``obs`` may have one
@@ -58,7 +58,10 @@ def from_arrays(
 
 
 def space_of(tree: Any) -> Space:
-    """The space that arrays of a leading axis of steps are of, as far as they say. A list: of several episodes, whose choices are counted together."""
+    """The space of arrays with a leading axis of steps.
+
+    As far as they say. A list: of several episodes, whose choices are counted together.
+    """
     if isinstance(tree, dict):
         return spaces.Dict({key: space_of(part) for key, part in tree.items()})
     if isinstance(tree, tuple):

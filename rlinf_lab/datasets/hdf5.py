@@ -162,7 +162,7 @@ def _groups(group: Any) -> list[Any]:
 
 
 def _about(path: Path) -> dict[str, Any]:
-    """What ManiSkill writes beside the file; {} where there is nothing, or nothing of that kind."""
+    """What ManiSkill writes beside the file. {} where there is nothing of that kind."""
     with suppress(OSError, ValueError):
         told = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
         return told if isinstance(told, dict) else {}
