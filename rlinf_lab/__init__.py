@@ -29,6 +29,7 @@ _HOME = {
     "estimate": "rlinf_lab.planning.replay.estimate",
     "train": "rlinf_lab.experiments",
     "collect": "rlinf_lab.experiments",
+    "teleoperate": "rlinf_lab.experiments",
     "resume": "rlinf_lab.experiments",
     "load_policy": "rlinf_lab.experiments",
     "compare": "rlinf_lab.experiments",
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
     from rlinf_lab.experiments import resume as resume
     from rlinf_lab.experiments import runs as runs
     from rlinf_lab.experiments import sweep as sweep
+    from rlinf_lab.experiments import teleoperate as teleoperate
     from rlinf_lab.experiments import train as train
     from rlinf_lab.notebook import run as run
     from rlinf_lab.notebook import show as show

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from envs import saving
 from envs.gymnasium import classic_control
+from envs.gymnasium.action_names import action_names
 from envs.gymnasium.mujoco_batch import MujocoVecEnv
 from envs.gymnasium.mujoco_rules import RULES
 from envs.gymnasium.vectors import from_vector
@@ -256,7 +257,7 @@ def _vector(maker: Maker, num_envs: int, max_episode_steps: int | None) -> LoopV
     limits = [steps for steps in (limit, max_episode_steps) if steps is not None]
     spec = EnvSpec(
         maker.id, first.observation_space, first.action_space, min(limits) if limits else None, None, renders=first.draws,
-        native_action_space=first.env.action_space,
+        native_action_space=first.env.action_space, action_names=action_names(maker.id, first.env),
     )  # fmt: skip
     return LoopVecEnv(envs, spec, Native(first.env.action_space))
 

@@ -20,6 +20,7 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
+from envs.gymnasium.action_names import action_names
 from rlinf_lab.records import EnvStep
 from rlinf_lab.vecenv import EnvSpec, checked_actions
 from rlinf_lab.vecenv.loop import check_state, described
@@ -76,7 +77,8 @@ class ClassicVecEnv:
         limit = max_episode_steps or gymnasium.spec(task).max_episode_steps
         observation, native = self._single.observation_space, self._single.action_space
         self.num_envs = num_envs
-        self.spec = EnvSpec(id, observation, presented_action(native, id), limit, renders=drawn, native_action_space=native)
+        names = action_names(id, self._single)
+        self.spec = EnvSpec(id, observation, presented_action(native, id), limit, renders=drawn, native_action_space=native, action_names=names)
         self._choices = int(self.spec.action_space.n) if isinstance(self.spec.action_space, spaces.Discrete) else None
         self._limit = limit or _NEVER
         self._beginnings = Beginnings(num_envs, self.low_S, self.high_S)

@@ -29,6 +29,7 @@ NEEDS = "rlinf-lab[metaworld]"
 OBSERVATION, ACTION = Box(-np.inf, np.inf, (39,), np.float32), Box(-1.0, 1.0, (4,), np.float32)
 LIMIT = 500  # steps, the simulator's own
 CAMERA = "corner"
+AXES = ("x", "y", "z", "gripper")  # of the hand
 
 
 def _simulator() -> tuple[Any, dict[str, Any]]:
@@ -118,7 +119,9 @@ def make(task: str, num_envs: int, max_episode_steps: int | None = None, *, task
 
 def spec(task: str, max_episode_steps: int | None = None, draws: bool = False) -> EnvSpec:
     """All tasks have the same spaces."""
-    return EnvSpec(f"metaworld/{task}", OBSERVATION, ACTION, min(max_episode_steps or LIMIT, LIMIT), "info['success'] of the task", renders=draws)
+    return EnvSpec(
+        f"metaworld/{task}", OBSERVATION, ACTION, min(max_episode_steps or LIMIT, LIMIT), "info['success'] of the task", renders=draws, action_names=AXES,
+    )  # fmt: skip
 
 
 class Expert:
@@ -130,6 +133,8 @@ class Expert:
     def __init__(self, task: str) -> None:
         from metaworld.policies import ENV_POLICY_MAP
 
+        # It warns of actions beyond the Box, which are clipped here as the environment would do.
+        warnings.filterwarnings("ignore", r"Constant\(s\) may be too high", module=r"metaworld\.policies")
         self.task, self._policy = task, ENV_POLICY_MAP[task]()  # type: ignore[abstract]  # metaworld types its table of experts by their base
 
     def __call__(self, obs_NX: NDArray) -> NDArray[np.float32]:

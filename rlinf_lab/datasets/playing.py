@@ -10,6 +10,7 @@ import numpy as np
 
 from rlinf_lab.datasets.episodes import Episode
 from rlinf_lab.errors import ConfigError
+from rlinf_lab.records import EnvStep
 from rlinf_lab.trees import Tree, map_tree
 from rlinf_lab.vecenv import VecEnv
 from rlinf_lab.vecenv.base import LONGEST
@@ -17,8 +18,8 @@ from rlinf_lab.vecenv.stepping import is_chunk
 
 
 @dataclass
-class _Recording:
-    """Of one environment."""
+class Recording:
+    """Steps of one environment, as they come."""
 
     obs: list[Tree] = field(default_factory=list)
     action: list[Tree] = field(default_factory=list)
@@ -26,7 +27,20 @@ class _Recording:
     success: list[bool] | None = field(default_factory=list)
     is_over: bool = False
 
-    def episode(self, terminated: bool, truncated: bool, final_obs: Tree, seed: int, task: str) -> Episode:
+    def __len__(self) -> int:
+        return len(self.reward)
+
+    def add(self, obs: Tree, action_N: Tree, step: EnvStep, n: int = 0) -> None:
+        """One step of environment ``n``. What was acted on is a copy, see `row`."""
+        self.obs.append(obs)
+        self.action.append(row(action_N, n))
+        self.reward.append(float(step.reward_N[n]))
+        if step.success_N is None:
+            self.success = None
+        elif self.success is not None:
+            self.success.append(bool(step.success_N[n]))
+
+    def episode(self, terminated: bool, truncated: bool, final_obs: Tree, seed: int | None, task: str) -> Episode:
         self.is_over = True
         obs_T, action_T = (map_tree(lambda *rows: np.stack(rows), *rows) for rows in (self.obs, self.action))
         success_T = None if self.success is None else np.array(self.success, bool)
@@ -38,7 +52,7 @@ def play_once(env: VecEnv, act: Callable[[Tree], Tree], seed: int, task: str) ->
 
     Raises `ConfigError` where nothing ends an episode.
     """
-    recordings = [_Recording() for _ in range(env.num_envs)]
+    recordings = [Recording() for _ in range(env.num_envs)]
     ended: dict[int, Episode] = {}
     obs_N, steps = env.reset(seed=seed), 0
     while len(ended) < env.num_envs:
@@ -50,23 +64,17 @@ def play_once(env: VecEnv, act: Callable[[Tree], Tree], seed: int, task: str) ->
     return [ended[n] for n in range(env.num_envs)]
 
 
-def _step(env: VecEnv, recordings: list[_Recording], obs_N: Tree, action_N: Tree, ended: dict[int, Episode], seed: int, task: str) -> Tree:
-    before = {n: _row(obs_N, n) for n, r in enumerate(recordings) if not r.is_over}  # copied: a vector may use its arrays again
+def _step(env: VecEnv, recordings: list[Recording], obs_N: Tree, action_N: Tree, ended: dict[int, Episode], seed: int, task: str) -> Tree:
+    before = {n: row(obs_N, n) for n, r in enumerate(recordings) if not r.is_over}  # copied: a vector may use its arrays again
     step = env.step(action_N)
     for n, obs in before.items():
-        recording = recordings[n]
-        recording.obs.append(obs)
-        recording.action.append(_row(action_N, n))
-        recording.reward.append(float(step.reward_N[n]))
-        if step.success_N is None:
-            recording.success = None
-        elif recording.success is not None:
-            recording.success.append(bool(step.success_N[n]))
+        recordings[n].add(obs, action_N, step, n)
         terminated, truncated = bool(step.terminated_N[n]), bool(step.truncated_N[n])
         if terminated or truncated:
-            ended[n] = recording.episode(terminated, truncated, _row(step.final_obs_N, n), seed + n, task)
+            ended[n] = recordings[n].episode(terminated, truncated, row(step.final_obs_N, n), seed + n, task)
     return step.obs_N
 
 
-def _row(tree: Tree, n: int) -> Any:
+def row(tree: Tree, n: int) -> Any:
+    """A copy of what belongs to environment ``n``."""
     return map_tree(lambda leaf: np.array(np.asarray(leaf)[n]), tree)

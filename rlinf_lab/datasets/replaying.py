@@ -25,7 +25,8 @@ def replayed(episode: Episode, spec: DataSpec, env: Any = None) -> Episode:
     if episode.seed is None:
         raise ConfigError(f"{episode!r} does not say from which seed it began, so it cannot be replayed. Next: data of lab.collect.")
     # An episode that was recorded without an end ends here with its last action.
-    limit = spec.max_episode_steps if episode.terminated or episode.truncated else len(episode)
+    was_cut = not (episode.terminated or episode.truncated)
+    limit = len(episode) if was_cut else spec.max_episode_steps
     vector = environment(spec.env if env is None else env)(1, limit)
     try:
         actions_T = acted(spec.action_space, vector.spec)(episode.action_T)
@@ -42,6 +43,7 @@ def replayed(episode: Episode, spec: DataSpec, env: Any = None) -> Episode:
 
     try:
         found = play_once(vector, act, episode.seed, episode.task)[0]
-        return replace(found, action_T=map_tree(lambda leaf: np.array(np.asarray(leaf)[: len(found)]), episode.action_T))
+        action_T = map_tree(lambda leaf: np.array(np.asarray(leaf)[: len(found)]), episode.action_T)
+        return replace(found, action_T=action_T, truncated=found.truncated and not was_cut)
     finally:
         vector.close()

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from rlinf_lab.experiments.storage.shelf import runs as runs
     from rlinf_lab.experiments.studies.comparison import compare as compare
     from rlinf_lab.experiments.studies.sweeps import sweep as sweep
+    from rlinf_lab.experiments.teleoperation import teleoperate as teleoperate
     from rlinf_lab.experiments.training import TrainingRun as TrainingRun
 
 # Each when it is asked for: who trains need not wait for what compares.
@@ -26,6 +27,7 @@ _HOME = {
     "resume": "starting",
     "runs": "storage.shelf",
     "sweep": "studies.sweeps",
+    "teleoperate": "teleoperation",
     "train": "starting",
 }
 

@@ -77,6 +77,8 @@ class EnvSpec:
     """what steps the environments; None: not said"""
     native_action_space: spaces.Space | None = None
     """the simulator's own, to which the adapter maps; None: not said"""
+    action_names: tuple[str, ...] | None = None
+    """of the numbers of a Box, or of the choices of a Discrete; None: not said"""
 
     def __repr__(self) -> str:
         limit = "no limit of steps" if self.max_episode_steps is None else f"at most {counted(self.max_episode_steps, 'step')}"

@@ -137,7 +137,7 @@ MAKERS: dict[str, tuple[Callable[[Objects], Any], str]] = {
 RICH = {"Workflow", "WorkflowGraph", "ExecutionPlan", "ExecutionPlan of a thousand", "Timeline", "Profile", "plan", "Planned", "doctor"}
 # Functions that give one of the above, nothing, or a text; and protocols.
 ELSEWHERE = {
-    "profile", "replan", "session", "run", "show", "shutdown", "train", "collect", "resume", "load_policy", "compare", "runs", "sweep", "linear",
+    "profile", "replan", "session", "run", "show", "shutdown", "train", "collect", "teleoperate", "resume", "load_policy", "compare", "runs", "sweep", "linear",
     "envs", "algorithms", "datasets", "errors", "generation", "planning", "profiling", "replay", "tasks", "testing",
 }  # fmt: skip
 

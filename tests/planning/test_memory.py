@@ -21,7 +21,8 @@ from rlinf_lab.errors import PlanError
 from rlinf_lab.planning.engine.engine import Engine
 from rlinf_lab.planning.engine.shared_memory import Overlaps
 from rlinf_lab.planning.forecast.forecast import forecast, graph_of
-from rlinf_lab.planning.placement.colocation import _halves, _too_many
+from rlinf_lab.planning.placement.colocation import _halves, _too_many, settled
+from rlinf_lab.planning.placement.device_ranges import seatings
 from rlinf_lab.planning.placement.free_memory import ANY
 from rlinf_lab.planning.placement.memory_units import Turns
 from rlinf_lab.planning.placement.placement import Placement
@@ -41,7 +42,8 @@ from rlinf_lab.planning.profile.profile import (
     Sample,
     WorkerProfile,
 )
-from rlinf_lab.planning.search.plan_tree import TEMPORAL, Composed, Leaf
+from rlinf_lab.planning.search.plan_tree import SPATIAL, TEMPORAL, Composed, Leaf, Tree, evaluate
+from rlinf_lab.planning.search.problem import Cuts
 from rlinf_lab.timeline.record.span import SpanKind
 from rlinf_lab.timeline.timeline import Timeline
 
@@ -342,6 +344,45 @@ def test_nothing_beside_a_cell_is_overlooked(seed: int) -> None:
         assert plans.best.seconds == pytest.approx(truth)
         quick = plan(profile, counts, micro_batches=1, simulate=False, quick=True)
         assert not any(p.candidate.placement.misfit() for p in (*plans, quick.best))
+
+
+def every_tree(cuts: Cuts, leaves: int, there: int) -> list[Tree]:
+    """One call each, on so many devices of one kind; those that time-share sit together, or have one device in common."""
+    if leaves.bit_count() == 1:
+        return [Leaf(leaves.bit_length() - 1, (n,), 0) for n in range(1, there + 1)]
+    found: list[Tree] = []
+    for cut in cuts.of(leaves):
+        for parts in itertools.product(every_tree(cuts, cut.before, there), every_tree(cuts, cut.after, there)):
+            counts = [p.devices[0] for p in parts]
+            found += [Composed(TEMPORAL, *parts, (n,), 0) for n in {max(counts), max(*counts, min(there, sum(counts) - 1))}]
+            found += [Composed(SPATIAL, *parts, (sum(counts),), 0)] if sum(counts) <= there else []
+    return found
+
+
+MEET = [3, 14, 37, 44, 75, 87, 91, 113, 132, 139, 178, 185, 192, 194, 202, 204, 232, 256, 282, 284, 305, 306, 311, 346, 350, 379, 382]
+
+
+@pytest.mark.parametrize("seed", MEET)
+def test_who_meets_whom_is_settled_as_well_as_by_looking_at_every_plan(seed: int) -> None:
+    """Three workers whose memory decides who may share a device with whom: in each of these there is no plan, or a slower one, if all that stay count."""
+    rng, none = random.Random(seed), frozenset[frozenset[str]]()
+    rules = (RankRule(), RankRule(), RankRule(most=1), RankRule(counts=(1, 3)), RankRule(counts=(2,)))
+
+    def made() -> WorkerProfile:
+        sample, memory = Sample(1, 12.0, rng.choice([3, 5, 11, 24])), Memory(rng.choice([0, 20, 45, 60, 90]), 0, rng.random() < 0.6)
+        return WorkerProfile((sample,), exponent=1.0, memory=memory, ranks=rng.choice(rules), offloadable=rng.random() < 0.4, onload_s=rng.choice([0, 1]))
+
+    edges = tuple(EdgeProfile(*pair) for pair in itertools.combinations("abc", 2) if rng.random() < 0.6)
+    profile, there = Profile(12, {n: made() for n in "abc"}, edges, device_memory_gib=float(rng.choice([60, 80, 100]))), rng.choice([2, 3, 4])
+    setting, best = Setting.of(profile, there, 1), math.inf
+    for used in (dataclasses.replace(a, forms=dataclasses.replace(a.forms, meeting=none)) for a in setting.arrangements()):
+        problem = setting.problem(used)
+        for tree in every_tree(Cuts.shared(problem), problem.everyone, there):
+            for seating in seatings(tree, {}) if evaluate(tree, problem) < best else ():
+                if (placement := Placement(setting, dataclasses.replace(used, seating=seating), tree)).clash() is None:
+                    best = min(best, evaluate(tree, setting.problem(settled(placement).arrangement)))
+    found = [p.candidate for p in plan(profile, there, micro_batches=1, simulate=False)]
+    assert best == pytest.approx(min(min(c.searched, c.seconds) for c in found)) and best <= min(c.searched for c in found) * (1 + 1e-9)
 
 
 @sweep(40, 200)

@@ -89,12 +89,12 @@ def collect(
             f"{spec.id}: {len(kept)} of {tried} episodes of {by} succeeded, {episodes} are wanted. Next: another "
             "policy, or only_success=False."
         )
-    known = DataSpec(spec.observation_space, spec.action_space, _id_of(env, spec.id), spec.max_episode_steps, by=by)
+    known = DataSpec(spec.observation_space, spec.action_space, id_of(env, spec.id), spec.max_episode_steps, by=by)
     data = EpisodeList(known, kept[:episodes])
-    return data if spec.native_action_space is None else _in_own_units(data, spec.native_action_space)
+    return data if spec.native_action_space is None else in_own_units(data, spec.native_action_space)
 
 
-def _in_own_units(data: EpisodeList, space: Space) -> EpisodeList:
+def in_own_units(data: EpisodeList, space: Space) -> EpisodeList:
     """Actions as the simulator got them, in its own ``space``."""
     native = Native(space)
     return EpisodeList(
@@ -102,13 +102,13 @@ def _in_own_units(data: EpisodeList, space: Space) -> EpisodeList:
     )
 
 
-def acting(policy: Any, factory: Any) -> tuple[Callable[[Any], Any], str, bool]:
-    """(function from obs_N to action_N, who that is, whether the user wrote it). `ConfigError` for what cannot act."""
+def acting(policy: Any, factory: Any, call: str = "collect") -> tuple[Callable[[Any], Any], str, bool]:
+    """(function from obs_N to action_N, who that is, whether the user wrote it). ``call`` is named in `ConfigError`."""
     if isinstance(policy, str) and policy == "expert":
         expert = factory.expert()
         return expert, repr(expert), False
     if isinstance(policy, str) and not Path(policy).exists() and get_close_matches(policy.lower(), ["expert"]):
-        raise ConfigError(f"collect(policy={policy!r}): no run's folder. Did you mean 'expert'? Next: policy='expert'.")
+        raise ConfigError(f"{call}(policy={policy!r}): no run's folder. Did you mean 'expert'? Next: policy='expert'.")
     if isinstance(policy, (str, os.PathLike)):
         policy = load_policy(policy)
     if hasattr(policy, "policy") and callable(policy.policy):  # a run
@@ -117,7 +117,7 @@ def acting(policy: Any, factory: Any) -> tuple[Callable[[Any], Any], str, bool]:
         return policy.act, repr(policy), not isinstance(policy, TrainedPolicy)
     if callable(policy):
         return policy, getattr(policy, "__name__", type(policy).__name__), True
-    raise ConfigError(f"collect(policy={shown(policy)}): {WAYS}.")
+    raise ConfigError(f"{call}(policy={shown(policy)}): {WAYS}.")
 
 
 class _Acting:
@@ -172,6 +172,6 @@ class _Acting:
         return taken
 
 
-def _id_of(env: Any, id: str) -> str | None:
+def id_of(env: Any, id: str) -> str | None:
     """By which another program finds the environment; None for an object of this one."""
     return id if isinstance(env, str) else None

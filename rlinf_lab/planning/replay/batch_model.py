@@ -50,9 +50,6 @@ class Work:
     tail: float = 0.0
     alone: int = 0
 
-    def seconds(self, n: float) -> float:
-        return (self.fixed + self.each * n) / 1e9
-
     def whatever_its_size(self) -> Work:
         """As if each batch took as long at any size. It is the other reading where all had one."""
         return replace(self, fixed=self.fixed + self.each * self.alone, each=0.0 if self.alone else self.each)

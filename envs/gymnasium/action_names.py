@@ -1,0 +1,44 @@
+"""What the actions of gymnasium's own tasks are called.
+
+From its documentation: its spaces do not say so.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import gymnasium
+
+NAMES: dict[str, tuple[str, ...]] = {
+    "CartPole": ("left", "right"),
+    "MountainCar": ("left", "none", "right"),
+    "MountainCarContinuous": ("push",),
+    "Acrobot": ("torque left", "none", "torque right"),
+    "Pendulum": ("torque",),
+    "LunarLander": ("none", "left engine", "main engine", "right engine"),
+    "BipedalWalker": ("hip 1", "knee 1", "hip 2", "knee 2"),
+    "FrozenLake": ("left", "down", "right", "up"),
+    "FrozenLake8x8": ("left", "down", "right", "up"),
+    "CliffWalking": ("up", "right", "down", "left"),
+    "CliffWalkingSlippery": ("up", "right", "down", "left"),
+    "Taxi": ("down", "up", "right", "left", "pick up", "drop"),
+    "Blackjack": ("stick", "hit"),
+}
+
+
+def action_names(id: str, env: gymnasium.Env) -> tuple[str, ...] | None:
+    """By the table, or by its own ``get_action_meanings()``, as Atari's have it. None: not known."""
+    told: Any = getattr(env.unwrapped, "get_action_meanings", None)
+    if callable(told):
+        return tuple(str(name).lower() for name in told())
+    task = re.sub(r"-v\d+$", "", id.rpartition("/")[2])
+    names = NAMES.get(task)
+    return names if names is not None and len(names) == _count(env.action_space) else None
+
+
+def _count(space: Any) -> int | None:
+    """Names that a space has room for; None where it has no names."""
+    if isinstance(space, gymnasium.spaces.Discrete):
+        return int(space.n)
+    return int(space.shape[0]) if isinstance(space, gymnasium.spaces.Box) and len(space.shape) == 1 else None

@@ -1,0 +1,112 @@
+"""An environment driven by keys, mouse and gamepad in JupyterLab: real keys, a real simulator, data in the kernel."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from test_live_widgets import data, pixels, watch_errors
+
+pytestmark = [pytest.mark.browser, pytest.mark.xdist_group("browser"), pytest.mark.timeout(300)]
+
+ROOT = ".rl-teleop"
+REACH = """
+import rlinf_lab as lab
+seat = lab.teleoperate("metaworld/reach-v3", max_episode_steps=60, seed=2)
+seat
+"""
+POLICY = """
+import numpy as np
+import rlinf_lab as lab
+seat = lab.teleoperate("metaworld/reach-v3", lambda obs_N: np.full((len(obs_N), 4), 0.1), max_episode_steps=60, keep="all")
+seat
+"""
+# A gamepad that the page finds: its left stick to the right, its right stick up.
+PAD = """() => {
+    window.pad = {connected: true, axes: [0.75, 0, 0, -0.5], buttons: Array.from({length: 16}, () => ({value: 0}))};
+    navigator.getGamepads = () => [window.pad];
+}"""
+
+
+def opened(jupyterlab: Any, name: str, cell: str, says: str, theme: str = "light") -> tuple[Any, list[str]]:
+    cells = [cell, f"print({says})"]
+    lab = jupyterlab.open_notebook(jupyterlab.write_notebook(name, cells), theme=theme)
+    errors = watch_errors(lab.page)
+    lab.run_all()
+    lab.wait_until(lambda: lab.page.locator(ROOT).count() and data(lab, ROOT, "state") == "ready", "an environment")
+    return lab, errors
+
+
+def until_step(lab: Any, step: int) -> None:
+    lab.wait_until(lambda: int(data(lab, ROOT, "step")) >= step, f"step {step}")
+
+
+
+def said(lab: Any) -> str:
+    """What the second cell prints now."""
+    cell = lab.page.locator(".jp-CodeCell").nth(1)
+    before = cell.locator(".jp-InputPrompt").inner_text()
+    cell.locator(".cm-content").click()
+    lab.page.keyboard.press("Shift+Enter")
+    lab.wait_until(lambda: cell.locator(".jp-InputPrompt").inner_text() not in (before, "[*]:"), "the cell has ended")
+    return cell.locator(".jp-OutputArea-output pre").inner_text().strip()
+
+
+@pytest.mark.parametrize("theme", ["light", pytest.param("dark", marks=pytest.mark.long)])
+def test_keys_drive_the_arm_and_an_episode_is_kept(jupyterlab: Any, theme: str) -> None:
+    says = "[len(e) for e in seat.data], [e.action_T.max(0).tolist() for e in seat.data], [e.action_T.min() for e in seat.data] == [0]"
+    lab, errors = opened(jupyterlab, f"teleop_{theme}", REACH, says, theme)
+    before = pixels(lab.page, f"{ROOT} .rl-view img")
+    assert lab.page.locator(f"{ROOT} .rl-over").inner_text() == "Click here to take the controls"
+    cells = lab.page.locator(".jp-Cell").count()
+    lab.page.locator(f"{ROOT} .rl-view").click()
+    lab.page.keyboard.down("KeyD")
+    lab.page.keyboard.down("KeyE")
+    until_step(lab, 4)
+    lab.screenshot(f"teleoperation-{theme}")
+    lab.page.keyboard.up("KeyD")
+    lab.page.keyboard.up("KeyE")
+    lab.page.keyboard.press("KeyX")  # cuts the cell, were it JupyterLab's
+    assert lab.page.locator(".jp-Cell").count() == cells
+    assert [row.inner_text() for row in lab.page.locator(f"{ROOT} .rl-axis .rl-name").all()] == ["x", "y", "z", "gripper", "strength"]
+    assert (pixels(lab.page, f"{ROOT} .rl-view img") != before).any(axis=2).mean() > 0.01, "the arm has moved"
+    lab.page.keyboard.press("Enter")
+    lab.wait_until(lambda: data(lab, ROOT, "state") == "over", "the episode's end")
+    steps = data(lab, ROOT, "step")
+    assert f"{steps} steps" in lab.page.locator(f"{ROOT} .rl-over").inner_text()
+    lab.page.locator(f"{ROOT} button", has_text="Keep").last.click()
+    lab.wait_until(lambda: data(lab, ROOT, "kept") == "1", "it is kept")
+    # A slider, and what is discarded.
+    slider = lab.page.locator(f'{ROOT} input[aria-label="y"]').bounding_box()
+    lab.page.mouse.move(slider["x"] + slider["width"] / 2, slider["y"] + slider["height"] / 2)
+    lab.page.mouse.down()
+    lab.page.mouse.move(slider["x"] + slider["width"] * 0.9, slider["y"] + slider["height"] / 2)
+    until_step(lab, 2)
+    lab.page.mouse.up()
+    lab.page.locator(f"{ROOT} button", has_text="Discard").last.click()
+    lab.wait_until(lambda: data(lab, ROOT, "state") == "ready", "another beginning")
+    assert said(lab) == f"[{steps}] [[1.0, 0.0, 1.0, 0.0]] True"
+    box = lab.page.locator(ROOT).bounding_box()
+    assert box["height"] <= 560 and lab.page.locator(ROOT).evaluate("(e) => e.scrollWidth <= e.clientWidth + 1")
+    assert (pixels(lab.page, ROOT)[3, 3].mean() > 200) == (theme == "light")
+    assert not errors and not lab.errors()
+
+
+def test_a_policy_is_taken_over_and_a_gamepad_drives(jupyterlab: Any) -> None:
+    lab, errors = opened(jupyterlab, "teleop_policy", POLICY, "sorted({tuple(row) for e in seat.corrections for row in e.action_T.round(2).tolist()})")
+    lab.page.locator(f"{ROOT} button", has_text="Start").last.click()
+    lab.wait_until(lambda: lab.page.locator(f"{ROOT} .rl-who").inner_text() == "policy", "the policy acts")
+    lab.page.keyboard.down("KeyA")
+    lab.wait_until(lambda: lab.page.locator(f"{ROOT} .rl-who").inner_text() == "you", "I act")
+    lab.page.keyboard.up("KeyA")
+    lab.wait_until(lambda: lab.page.locator(f"{ROOT} .rl-who").inner_text() == "policy", "the policy acts again")
+    lab.page.evaluate(PAD)
+    lab.wait_until(lambda: lab.page.locator(f"{ROOT} .rl-axis output").nth(0).inner_text() == "0.75", "the stick")
+    assert lab.page.locator(f"{ROOT} .rl-axis output").nth(2).inner_text() == "0.50"
+    lab.page.evaluate("() => { window.pad.axes = [0, 0, 0, 0]; }")
+    lab.wait_until(lambda: lab.page.locator(f"{ROOT} .rl-who").inner_text() == "policy", "the stick was let go of")
+    lab.wait_until(lambda: data(lab, ROOT, "kept") == "1", "a whole episode is kept without asking")
+    lab.page.locator(f"{ROOT} button", has_text="Pause").last.click()
+    found = said(lab)
+    assert "(-1.0, 0.0, 0.0, 0.0)" in found and "(0.75, 0.0, 0.5, 0.0)" in found
+    assert not errors and not lab.errors()

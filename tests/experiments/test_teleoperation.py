@@ -1,0 +1,342 @@
+"""An environment at somebody's hands: what a page says, what a function does, what is kept of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, ClassVar
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+from hypothesis import given
+from hypothesis import strategies as st
+
+import rlinf_lab as lab
+from rlinf_lab.errors import ConfigError, EnvError
+from rlinf_lab.experiments.teleoperation.controls import Controls
+from rlinf_lab.vecenv import EnvSpec
+
+EXPERT = "numpy/ReachArm-v0"
+
+
+class Line(gymnasium.Env):
+    """A point on a line, from 0: it succeeds at 3, and ends beyond 5. ``wants``: what it takes."""
+
+    observation_space = spaces.Box(-np.inf, np.inf, (1,), np.float32)
+    action_space: Any = spaces.Box(-2.0, 2.0, (1,), np.float32)
+    metadata: ClassVar = {"render_modes": ["rgb_array"]}
+    render_mode = "rgb_array"
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.x = float(self.np_random.uniform(-0.5, 0.5))
+        return np.array([self.x], np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        self.x += float(action[0])
+        return np.array([self.x], np.float32), self.x, abs(self.x) > 5, False, {"success": self.x > 3}
+
+    def render(self) -> Any:
+        return np.full((12, 12, 3), 128, np.uint8)
+
+
+class Turns(Line):
+    """The same by choices: back, none, on."""
+
+    action_space = spaces.Discrete(3, start=1)
+
+    def get_action_meanings(self) -> list[str]:
+        return ["LEFT", "NOOP", "RIGHT"]
+
+    def step(self, action: Any) -> Any:
+        return super().step([2.0 * (int(action) - 2)])
+
+
+@pytest.fixture
+def seats() -> Iterator[Callable[..., Any]]:
+    made: list[Any] = []
+
+    def make(*args: Any, **settings: Any) -> Any:
+        made.append(lab.teleoperate(*args, **settings))
+        return made[-1]
+
+    yield make
+    for seat in made:
+        seat.close()
+
+
+class Page:
+    """What a browser does: it sees each picture, and says what is held."""
+
+    def __init__(self, seat: Any) -> None:
+        self.seat = seat
+        self.say({"type": "history"})
+
+    def say(self, content: dict[str, Any]) -> None:
+        self.seat._receive(self.seat, content, [])
+
+    def sees(self) -> dict[str, Any]:
+        content, _ = self.seat._history()
+        self.say({"type": "seen", "number": content["number"]})
+        return content
+
+    def wait(self, what: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+        end = time.monotonic() + 60
+        while not what(found := self.sees()):
+            assert time.monotonic() < end, found
+            time.sleep(0.002)
+        return found
+
+    def hold(self, engaged: bool = True, **what: Any) -> None:
+        self.say({"type": "hold", "engaged": engaged, **what})
+
+
+def test_time_stands_still_until_something_is_held_and_an_episode_is_kept_when_asked(seats: Any) -> None:
+    seat = seats(Line, seed=3, end_on_success=True)
+    page = Page(seat)
+    page.say({"type": "speed", "speed": 50})
+    assert page.wait(lambda now: now["state"] == "ready")["step"] == 0
+    page.hold(axes=[0.5])
+    now = page.wait(lambda now: now["state"] == "over")
+    page.hold(axes=[0.0], engaged=False)
+    assert now["success"] and now["by"] == "person" and now["action"] == {"axes": [0.5]} and len(seat.data) == 0
+    page.say({"type": "ask", "what": "keep"})
+    page.wait(lambda now: now["state"] == "ready" and len(now["kept"]) == 1)
+    (episode,) = seat.data
+    assert episode.action_T.tolist() == [[1.0]] * len(episode), "in the environment's own units"
+    assert episode.success and not episode.terminated and not episode.truncated and episode.final_obs[0] > 3
+    assert seat.data.replay(0, Line).differences(episode) == ""
+    assert np.allclose(episode.obs_T[1:, 0] - episode.obs_T[:-1, 0], 1.0) and episode.success_T.tolist()[-2:] == [False, True]
+    assert page.sees()["step"] == 0, "nothing is held, so nothing moves"
+
+
+def test_a_key_that_was_let_go_of_at_once_counts_for_one_step(seats: Any) -> None:
+    seat = seats(Turns, end_on_success=True)
+    page = Page(seat)
+    page.wait(lambda now: now["state"] == "ready")
+    for steps, choice in enumerate((2, 0, 2), 1):
+        page.hold(choice=choice)
+        page.hold(choice=None, engaged=False)
+        now = page.wait(lambda now, n=steps: now["step"] == n)
+        assert now["action"] == {"choice": choice}
+    page.say({"type": "ask", "what": "end"})
+    page.wait(lambda now: now["state"] == "over")
+    page.say({"type": "ask", "what": "discard"})
+    page.wait(lambda now: now["state"] == "ready")
+    page.hold(choice=2)
+    page.wait(lambda now: now["state"] == "over")
+    page.say({"type": "ask", "what": "keep"})
+    page.wait(lambda now: now["kept"])
+    assert [e.action_T.tolist() for e in seat.data] == [[3, 3]], "of the episode that was discarded nothing is there"
+
+
+def test_a_policy_acts_and_whoever_holds_a_key_takes_over(seats: Any) -> None:
+    seat = seats(Line, lambda obs_N: np.full((len(obs_N), 1), -0.05), end_on_success=True)
+    page = Page(seat)
+    page.say({"type": "speed", "speed": 50})
+    page.wait(lambda now: now["state"] == "ready")
+    page.say({"type": "go", "goes": True})
+    page.wait(lambda now: now["by"] == "policy" and now["step"] >= 2)
+    page.hold(axes=[0.25])
+    page.wait(lambda now: now["by"] == "person")
+    page.hold(axes=[0.0], engaged=False)
+    page.wait(lambda now: now["by"] == "policy")
+    page.hold(axes=[1.0])
+    page.wait(lambda now: now["state"] == "over")
+    page.hold(axes=[0.0], engaged=False)
+    page.say({"type": "ask", "what": "keep"})
+    page.wait(lambda now: now["kept"])
+    page.say({"type": "go", "goes": False})
+    (episode,), (first, last) = seat.data, seat.corrections
+    by_hand = episode.action_T[:, 0] > 0
+    assert len(first) + len(last) == by_hand.sum() and set(first.action_T[:, 0].tolist()) == {0.5} and set(last.action_T[:, 0].tolist()) == {2.0}
+    began = int(np.argmax(by_hand))
+    assert first.obs_T.tolist() == episode.obs_T[began : began + len(first)].tolist()
+    assert first.final_obs == episode.obs_T[began + len(first)] and last.final_obs == episode.final_obs
+    assert first.seed is None and last.success and not first.success
+
+
+def test_a_page_that_is_gone_holds_nothing(seats: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    import rlinf_lab.experiments.teleoperation.panel as panel
+
+    monkeypatch.setattr(panel, "GONE_S", 0.2)
+    seat = seats(Line, lambda obs_N: np.zeros((len(obs_N), 1)))
+    page = Page(seat)
+    page.wait(lambda now: now["state"] == "ready")
+    page.say({"type": "go", "goes": True})
+    end = time.monotonic() + 60
+    while seat._history()[0]["goes"]:  # nobody says any more that a picture was seen
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def test_a_function_drives_whole_episodes(seats: Any) -> None:
+    seat = seats(EXPERT, seed=1, max_episode_steps=8, keep="all")
+    still = seat.drive(lambda obs_N: np.zeros((len(obs_N), 2)), episodes=2)
+    assert len(still) == 2 and [e.truncated for e in still] == [True, True] and still[0].seed != still[1].seed
+    again = seat.drive(lambda obs_N: np.ones((len(obs_N), 2)))
+    assert len(again) == 1 and len(seat.data) == 3 and again[0].action_T.max() == seat.data.spec.action_space.high.max()
+    assert all(seat.data.replay(i).differences(seat.data[i]) == "" for i in range(3))
+
+
+def test_a_policy_of_chunks_is_asked_when_its_chunk_is_over(seats: Any) -> None:
+    asked: list[float] = []
+
+    def policy(obs_N: Any) -> Any:
+        asked.append(float(obs_N[0, 0]))
+        return np.tile(np.array([0.1, 0.2, 0.3], np.float32)[None, :, None], (len(obs_N), 1, 1))
+
+    seat = seats(Line, policy, keep="all")
+    taken = iter([None, None, [[0.5]], *[None] * 100])
+    (episode,) = seat.drive(lambda obs_N: next(taken))
+    found = (episode.action_T[:, 0] / 2).round(2).tolist()
+    assert found[:9] == pytest.approx([0.1, 0.2, 0.5, 0.1, 0.2, 0.3, 0.1, 0.2, 0.3][: len(found)]), "what is left of a chunk is not taken afterwards"
+    assert asked[1] == episode.obs_T[3, 0]
+
+
+def test_after_so_many_steps_somebody_takes_over(seats: Any) -> None:
+    seat = seats(Line, lambda obs_N: np.zeros((len(obs_N), 1)), keep="success", end_on_success=True)
+    seat.drive(lambda obs_N: np.ones((len(obs_N), 1)), episodes=2, after=4)
+    assert [(e.action_T[:, 0] == 0).sum() for e in seat.data] == [4, 4] and [len(e) for e in seat.corrections] == [len(e) - 4 for e in seat.data]
+    assert seat.drive(lambda obs_N: -np.ones((len(obs_N), 1))).steps == 0 and len(seat.data) == 2, "none that failed"
+
+
+@pytest.mark.parametrize(
+    "act, says",
+    [
+        (lambda obs_N: 1 / 0, "division by zero"),
+        (lambda obs_N: [[np.nan]], "not finite"),
+        (lambda obs_N: [[0.0, 0.0]], "shape"),
+        (lambda obs_N: None, "gave None"),
+    ],
+)
+def test_what_a_function_does_wrong_is_its_callers_and_the_seat_goes_on(seats: Any, act: Any, says: str) -> None:
+    seat = seats(Line, keep="all")
+    with pytest.raises(Exception, match=says):
+        seat.drive(act)
+    assert len(seat.data) == 0 and len(seat.drive(lambda obs_N: np.ones((len(obs_N), 1)))) == 1
+
+
+def test_an_environment_that_fails_says_so_and_what_was_kept_stays(seats: Any) -> None:
+    class Breaks(Line):
+        begun = 0
+
+        def reset(self, **kwargs: Any) -> Any:
+            Breaks.begun += 1
+            if Breaks.begun > 3:  # one is made to look at its spaces
+                raise RuntimeError("the arm is stuck")
+            return super().reset(**kwargs)
+
+    seat = seats(Breaks, keep="all")
+    with pytest.raises(RuntimeError, match="the arm is stuck"):
+        for _ in range(5):
+            seat.drive(lambda obs_N: np.ones((len(obs_N), 1)))
+    assert 1 <= len(seat.data) <= 3 and "the arm is stuck" in repr(seat)
+
+
+def test_a_closed_one_says_so(seats: Any) -> None:
+    seat = seats(Line)
+    seat.close()
+    with pytest.raises(EnvError, match=r"closed. Next: a new one"):
+        seat.drive(lambda obs_N: np.ones((len(obs_N), 1)))
+    seat.close()
+    assert len(seat.data) == 0
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"type": "hold", "engaged": True, "axes": [float("nan")]}, {"type": "hold", "engaged": True, "axes": "up"}, {"type": "hold", "engaged": True},
+        {"type": "hold", "engaged": True, "axes": [1.0, 1.0]}, {"type": "hold", "engaged": True, "axes": [{}]}, {"type": "speed", "speed": 1e9},
+        {"type": "speed", "speed": []}, {"type": "seen", "number": "x"}, {"type": "seen", "number": None}, {"type": "ask", "what": ["end"]}, {"type": 3}, {}, [],
+    ],
+)  # fmt: skip
+def test_what_a_page_cannot_mean_is_not_taken(seats: Any, content: Any) -> None:
+    seat = seats(Line)
+    page = Page(seat)
+    page.wait(lambda now: now["state"] == "ready")
+    page.say(content)
+    page.hold(axes=[0.5])
+    page.wait(lambda now: now["step"] == 1)
+    page.hold(axes=[0.0], engaged=False)
+    assert seat._seat.speed == 10
+
+
+@pytest.mark.parametrize(
+    "settings, says",
+    [
+        ({"env": "CartPole-v1", "keep": "some"}, "keep='some'.*'ask', 'success', 'all'"),
+        ({"env": "CartPole-v1", "seed": -1}, "seed"),
+        ({"env": "CartPole-v1", "realtime": 1}, "realtime=1"),
+        ({"env": "CartPole-v1", "max_episode_steps": 0}, "max_episode_steps=0"),
+        ({"env": "CartPole-v1", "keys_to_action": {}}, "a dict from keys to actions"),
+        ({"env": "CartPole-v1", "keys_to_action": {"a": 2}}, r"an action of Discrete\(2\)"),
+        ({"env": "CartPole-v1", "keys_to_action": {"?": 0}}, "a letter or a digit"),
+        ({"env": "Pendulum-v1", "keys_to_action": {"a": [2.0]}}, "1 numbers from -1 to 1"),
+        ({"env": "CartPole-v1", "policy": "expret"}, "teleoperate.*Did you mean 'expert'"),
+        ({"env": "CartPole-v1", "policy": 3}, r"teleoperate\(policy=3\)"),
+    ],
+)
+def test_bad_settings_are_refused_by_name(settings: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        lab.teleoperate(settings.pop("env"), **settings)
+
+
+def test_spaces_without_controls_are_refused() -> None:
+    class Both(Line):
+        action_space = spaces.Dict({"arm": Line.action_space})
+
+    with pytest.raises(ConfigError, match=r"Dict\(.*Next: teleoperate on a wrapper"):
+        lab.teleoperate(Both)
+
+
+def test_corrections_need_a_policy(seats: Any) -> None:
+    seat = seats(Line)
+    with pytest.raises(ConfigError, match="no policy acts here"):
+        _ = seat.corrections
+    with pytest.raises(ConfigError, match=r"after=3\): no policy acts here"):
+        seat.drive(lambda obs_N: obs_N, after=3)
+    with pytest.raises(ConfigError, match="after=True"):
+        seat.drive(lambda obs_N: obs_N, after=True)
+
+
+# --- controls -------------------------------------------------------------------------------------------------------------
+def controls(space: spaces.Space, names: tuple[str, ...] | None = None, keys: Any = None) -> Controls:
+    return Controls.of(EnvSpec("mine/Own-v0", Line.observation_space, space, action_names=names), keys)
+
+
+@given(st.lists(st.floats(-3, 3), min_size=2, max_size=2), st.sampled_from(["unit", "odd", "open", "whole"]))
+def test_axes_reach_the_ends_of_their_range_and_come_back(axes: list[float], kind: str) -> None:
+    space = {
+        "unit": spaces.Box(-1, 1, (2,), np.float32), "odd": spaces.Box(np.array([0, -3]), np.array([5, 1]), dtype=np.float64),
+        "open": spaces.Box(-np.inf, np.inf, (2,), np.float32), "whole": spaces.Box(0, 4, (2,), np.int64),
+    }[kind]  # fmt: skip
+    driven = controls(space)
+    action = driven.action({"axes": axes})
+    assert space.contains(action)
+    if kind != "whole":
+        assert driven.told(action)["axes"] == pytest.approx(np.clip(axes, -1, 1), abs=1e-6)
+    if kind in ("unit", "odd"):
+        assert (driven.action({"axes": [1, -1]}) == [space.high[0], space.low[1]]).all() and driven.rest() == pytest.approx((space.low + space.high) / 2)
+
+
+def test_keys_follow_the_names_of_actions() -> None:
+    lake = controls(spaces.Discrete(4), ("left", "down", "right", "up"))
+    assert [b.keys[0] for b in sorted(lake.bindings, key=lambda b: b.does)] == ["ArrowLeft", "ArrowDown", "ArrowRight", "ArrowUp"] and lake.rest() is None
+    pong = controls(spaces.Discrete(4), ("noop", "fire", "up", "upfire"))
+    assert {b.keys: b.does for b in pong.bindings} == {("Space",): 0, ("KeyF",): 1, ("ArrowUp",): 2, ("ArrowUp", "KeyF"): 3} and pong.rest() == 0
+    assert [b.keys for b in controls(spaces.Discrete(12)).bindings] == [(f"Digit{n}",) for n in (1, 2, 3, 4, 5, 6, 7, 8, 9, 0)], "the others by mouse"
+    hand = controls(spaces.Box(-1, 1, (4,)), ("x", "y", "z", "gripper"))
+    assert hand.stays == (False, False, False, True) and {b.keys: b.does for b in hand.bindings}["KeyR",] == (0, 0, 0, 1)
+    assert controls(spaces.MultiBinary(2)).action({"axes": [0.5, -1]}).tolist() == [1, 0]
+    own = controls(spaces.Box(-1, 1, (2,)), keys={"w": [0, 1], ("a", "w"): [-1, 1], "wd": [1, 1], "ArrowUp": [0, 0.5], " ": [0, 0]})
+    assert [b.keys for b in own.bindings] == [("KeyW",), ("KeyA", "KeyW"), ("KeyW", "KeyD"), ("ArrowUp",), ("Space",)]
+    assert own.bindings[1].does == (-1, 1) and "KeyW: action 1 +1" in repr(own)
+
+
+@pytest.mark.parametrize("id, count", [("CartPole-v1", 2), ("MountainCar-v0", 3), ("FrozenLake-v1", 4), ("Pendulum-v1", 1), ("metaworld/push-v3", 4)])
+def test_known_tasks_say_what_their_actions_are_called(id: str, count: int) -> None:
+    names = lab.envs.make_vec(id, 1).spec.action_names
+    assert names is not None and len(names) == count == len(set(names))
