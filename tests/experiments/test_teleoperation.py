@@ -240,6 +240,28 @@ def test_an_environment_that_fails_says_so_and_what_was_kept_stays(seats: Any) -
     assert 1 <= len(seat.data) <= 3 and "the arm is stuck" in repr(seat)
 
 
+def test_an_environment_that_hangs_hinders_nobody(seats: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    stepping, goes_on = threading.Event(), threading.Event()
+
+    class Hangs(Line):
+        def step(self, action: Any) -> Any:
+            stepping.set()
+            goes_on.wait(60)
+            return super().step(action)
+
+    monkeypatch.setattr("rlinf_lab.experiments.teleoperation.seat.CLOSED_S", 0.1)
+    seat = seats(Hangs)
+    page = Page(seat)
+    page.wait(lambda now: now["state"] == "ready")
+    page.hold(axes=[1.0])
+    assert stepping.wait(60) and page.sees()["state"] == "ready", "the page is answered"
+    with pytest.warns(UserWarning, match="Hangs: it has not ended its step for 0.1 s"):
+        seat.close()
+    goes_on.set()
+    seat._seat._thread.join(60)
+    assert not seat._seat._thread.is_alive() and len(seat.data) == 0
+
+
 def test_a_closed_one_says_so(seats: Any) -> None:
     seat = seats(Line)
     seat.close()
@@ -351,6 +373,7 @@ def test_who_holds_a_key_to_the_end_does_not_begin_the_next_episode_with_it(seat
     seat = seats(Line, keep="all")
     page = Page(seat)
     page.say({"type": "speed", "speed": 50})
+    page.wait(lambda now: now["state"] == "ready")
     page.hold(axes=[1.0])
     page.wait(lambda now: now["kept"] == 1 and now["state"] == "ready")
     page.hold(axes=[-0.5])
@@ -377,7 +400,10 @@ def test_what_stays_where_it_was_put_does_not_stay_in_the_next_episode(seats: An
 
 
 def test_in_real_time_the_last_choice_goes_on_where_none_is_to_do_nothing(seats: Any) -> None:
-    seat = seats("CartPole-v1", realtime=True, keep="all")
+    class Two(Turns):
+        action_space = spaces.Discrete(2, start=2)
+
+    seat = seats(Two, realtime=True, keep="all")
     page = Page(seat)
     page.say({"type": "speed", "speed": 50})
     page.wait(lambda now: now["state"] == "ready")
@@ -386,7 +412,7 @@ def test_in_real_time_the_last_choice_goes_on_where_none_is_to_do_nothing(seats:
     page.hold(choice=None, engaged=False)
     page.wait(lambda now: now["kept"] == 1)
     assert page.wait(lambda now: now["state"] == "ready")["step"] == 0, "nobody has chosen yet in the next one"
-    assert set(seat.data[0].action_T.tolist()) == {1} and len(seat.data[0]) > 4
+    assert seat.data[0].action_T.tolist() == [3, 3, 3]
 
 
 def test_the_last_step_before_a_rest_is_always_shown(seats: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -474,6 +500,7 @@ def test_keys_follow_the_names_of_actions() -> None:
     hand = controls(spaces.Box(-1, 1, (4,)), ("x", "y", "z", "gripper"))
     assert hand.stays == (False, False, False, True) and {b.keys: b.does for b in hand.bindings}["KeyR",] == (0, 0, 0, 1)
     switches = controls(spaces.MultiBinary(2))
+    assert controls(spaces.Box(-3, 3, ())).action({"axes": [-0.5]}) == -1.5
     assert switches.action({"axes": [0.5, -1]}).tolist() == [1, 0] and [b.keys[0] for b in switches.bindings] == ["ArrowRight", "ArrowUp", "Space"]
     own = controls(spaces.Box(-1, 1, (2,)), keys={"w": [0, 1], ("a", "w"): [-1, 1], "wd": [1, 1], "ArrowUp": [0, 0.5], " ": [0, 0]})
     assert [b.keys for b in own.bindings] == [("KeyW",), ("KeyA", "KeyW"), ("KeyW", "KeyD"), ("ArrowUp",), ("Space",)]

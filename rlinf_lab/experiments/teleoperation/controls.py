@@ -65,7 +65,7 @@ class Controls:
         space, names = spec.action_space, spec.action_names
         if isinstance(space, spaces.Discrete):
             return _choices(spec.id, space, names, keys_to_action)
-        size = math.prod(space.shape) if isinstance(space, (spaces.Box, spaces.MultiBinary)) and space.shape else 0
+        size = math.prod(space.shape) if isinstance(space, (spaces.Box, spaces.MultiBinary)) else 0
         if not 1 <= size <= MOST_AXES:
             raise ConfigError(
                 f"teleoperate({spec.id!r}): its actions are {shown(space)}; keys and sliders drive {DRIVES} of at most "

@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import threading
 import time
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -190,6 +191,11 @@ class Seat:
             self._changed.notify_all()
         if threading.current_thread() is not self._thread:
             self._thread.join(CLOSED_S)
+            if self._thread.is_alive():
+                warnings.warn(
+                    f"{self._factory.id}: it has not ended its step for {CLOSED_S:g} s; it is closed when it does. "
+                    "Next: nothing, or another kernel where it never will.", stacklevel=3,
+                )  # fmt: skip
 
     # --- the seat's thread ----------------------------------------------------------------------------------------
     def _run(self) -> None:
