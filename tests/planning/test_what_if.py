@@ -22,11 +22,13 @@ from rlinf_lab.planning.adapt.whatif import Question, described, moved, sliders
 from rlinf_lab.planning.cancellation import Abandoned, as_long_as, check
 from rlinf_lab.planning.costs import GenerationModel, fit_worker, fitted
 from rlinf_lab.planning.forecast.forecast import forecast
+from rlinf_lab.planning.forecast.steady_state import settled
 from rlinf_lab.planning.forecast.stream_estimate import follow
 from rlinf_lab.planning.planner.gantt import BUSY, SWITCHING, gantt
 from rlinf_lab.planning.planner.planner import Plans, plan, planned
 from rlinf_lab.planning.planner.ranking import Shown, order, preference
 from rlinf_lab.planning.profile.profile import DeviceKind, EdgeProfile, Lengths, Memory, Profile, Sample, WorkerProfile
+from rlinf_lab.timeline.record.span import SpanKind
 
 DOCS = Path(__file__).parents[2] / "docs" / "profiles"
 
@@ -164,6 +166,35 @@ def test_bars_are_who_sits_where(name: str) -> None:
                     there = (first <= lane) & (last > lane)
                     order = np.argsort(starts[there])
                     assert (starts[there][order][1:] >= ends[there][order][:-1] - 0.01 * picture.seconds).all()
+
+
+@pytest.mark.parametrize("made", [Profile.load(DOCS / "maniskill_openvla.json"), *map(random_profile, (7, 14))], ids=lambda p: p.name)
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_bars_of_a_simulated_plan_are_its_spans(made: Profile, staleness: int) -> None:
+    """Of the last iteration, on the lanes of their devices or, without any, behind these; members of a cell on the same devices have a part of the height each."""
+    hosts_seen = 0
+    for planned in plan(made, 8, staleness=staleness, micro_batches=4):
+        placement, timeline = planned.candidate.placement, planned.timeline
+        seats, (last, seconds), picture = placement.seats, settled(timeline, staleness), gantt(planned)
+        hosts, began, expected = [n for n in seats if not seats[n].devices], round((last - seconds) * 1e9), list[tuple[float, ...]]()
+        hosts_seen += len(hosts)
+        for number, track in enumerate(timeline.tracks):
+            if (name := track.worker) not in seats:
+                continue
+            on = sorted(planned.devices.index(d) for d in track.devices) or [8 + hosts.index(name)]
+            mates = [m for m in placement.setting.stages[placement.setting.home[name]].members if seats[m].devices == seats[name].devices and m not in hosts]
+            at, each = (mates.index(name), (on[-1] + 1 - on[0]) / len(mates)) if mates else (0, 1)
+            for kinds in ((SpanKind.RUN,), (SpanKind.ONLOAD, SpanKind.OFFLOAD)):
+                rows = timeline.spans[(timeline.spans["track"] == number) & np.isin(timeline.spans["kind"], kinds)]
+                joined: list[list[float]] = []
+                for start, end in sorted((max(s["start"] - began, 0) / 1e9, (min(s["end"], round(last * 1e9)) - began) / 1e9) for s in rows if s["end"] > began):
+                    if start < seconds - 1e-9 and joined and start - joined[-1][1] <= seconds / 800:
+                        joined[-1][1] = max(joined[-1][1], end)
+                    elif start < seconds - 1e-9:
+                        joined.append([start, end])
+                expected += [(*j, on[0] + each * at, on[0] + each * (at + 1), picture.workers.index(name), len(kinds) - 1) for j in joined]
+        assert picture.lanes == 8 + len(hosts) and np.array(sorted(map(tuple, picture.bars.tolist()))) == pytest.approx(np.array(sorted(expected)), rel=1e-5, abs=1e-6 * seconds)
+    assert hosts_seen or made.name != "random 7"
 
 
 @pytest.mark.parametrize("name", ["grpo_1.5b_case1", "maniskill_openvla"])
