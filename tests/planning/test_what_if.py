@@ -173,15 +173,15 @@ def test_bars_are_who_sits_where(name: str) -> None:
 def test_bars_of_a_simulated_plan_are_its_spans(made: Profile, staleness: int) -> None:
     """Of the last iteration, on the lanes of their devices or, without any, behind these; members of a cell on the same devices have a part of the height each."""
     hosts_seen = 0
-    for planned in plan(made, 8, staleness=staleness, micro_batches=4):
-        placement, timeline = planned.candidate.placement, planned.timeline
-        seats, (last, seconds), picture = placement.seats, settled(timeline, staleness), gantt(planned)
+    for one in plan(made, 8, staleness=staleness, micro_batches=4):
+        placement, timeline = one.candidate.placement, one.timeline
+        seats, (last, seconds), picture = placement.seats, settled(timeline, staleness), gantt(one)
         hosts, began, expected = [n for n in seats if not seats[n].devices], round((last - seconds) * 1e9), list[tuple[float, ...]]()
         hosts_seen += len(hosts)
         for number, track in enumerate(timeline.tracks):
             if (name := track.worker) not in seats:
                 continue
-            on = sorted(planned.devices.index(d) for d in track.devices) or [8 + hosts.index(name)]
+            on = sorted(one.devices.index(d) for d in track.devices) or [8 + hosts.index(name)]
             mates = [m for m in placement.setting.stages[placement.setting.home[name]].members if seats[m].devices == seats[name].devices and m not in hosts]
             at, each = (mates.index(name), (on[-1] + 1 - on[0]) / len(mates)) if mates else (0, 1)
             for kinds in ((SpanKind.RUN,), (SpanKind.ONLOAD, SpanKind.OFFLOAD)):
