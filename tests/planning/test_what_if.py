@@ -131,6 +131,30 @@ def test_sliders_are_those_that_matter_and_stand_where_the_question_is() -> None
         moved(asked, "devices.h100", 3)
 
 
+def test_sliders_offer_round_numbers_about_what_is_asked() -> None:
+    """Powers of two and one and a half times these; whole groups; devices that hold a part of the largest worker, or some times as much."""
+    large = dataclasses.replace(two(memory=Memory(30.0)).workers["b"])
+    profile = two().replace(workers={**two().workers, "b": large}, edges=(EdgeProfile("a", "b", group=4, items=16.0),))
+    asked = dataclasses.replace(Question.of(plan(profile, 5, simulate=False)), items=40, micro_batches=9)
+    found = {s.field: s.values for s in sliders(profile, asked)}
+    assert found["devices."] == (1, 2, 3, 4, 5, 6, 8, 12, 16) and found["items"] == (4, 8, 20, 32, 40, 60, 80, 120, 160)
+    assert found["micro_batches"] == (1, 2, 4, 8, 9, 16, 32, 64) and found["staleness"] == (0, 1, 2, 3, 4)
+    assert found["memory_gib"] == (8.0, 15.0, 16.0, 24.0, 30.0, 32.0, 40.0, 45.0, 48.0, 60.0, 64.0, 80.0, 90.0, 96.0, 141.0, 192.0, None)
+    huge = {s.field: s.values for s in sliders(profile.replace(items=4096), dataclasses.replace(asked, devices={"": 3000}))}
+    assert huge["devices."][-4:] == (1536, 2048, 3000, 3072) and huge["micro_batches"][-1] == 1024
+    assert not {"switching", "memory_gib", "speed.b"} & {s.field for s in sliders(profile_of_nothing(), asked)}
+    changed = dataclasses.replace(asked, items=128, switching=3.0, memory_gib=40.0).profile(profile)
+    workers = {n: dataclasses.replace(w, onload_s=1.5, offload_s=1.5) for n, w in profile.workers.items()}
+    assert changed == profile.replace(items=128, device_memory_gib=40.0, workers=workers, edges=(EdgeProfile("a", "b", group=4, items=32.0),))
+    for items, near in ((0, 4), (-9, 4), (True, 4), (70.0, 72), (math.inf, 4), ("8", 4), (62, 64)):
+        with pytest.raises(PlanError, match=rf"Next: items={near}\."):
+            dataclasses.replace(asked, items=items).profile(profile)
+
+
+def profile_of_nothing() -> Profile:
+    return Profile(8, {"a": WorkerProfile((Sample(1, 8.0, 1.0),)), "b": WorkerProfile((Sample(1, 8.0, 0.0),))}, (EdgeProfile("a", "b"),))
+
+
 def test_a_worker_of_twice_the_speed_is_one_of_half_the_seconds() -> None:
     plans = plan(two(), 6, simulate=False)
     name = next(iter(plans.profile.workers))
