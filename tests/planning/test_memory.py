@@ -29,7 +29,6 @@ from rlinf_lab.planning.placement.placement import Placement
 from rlinf_lab.planning.placement.search_space import Setting
 from rlinf_lab.planning.placement.to_execution_plan import execution_plan
 from rlinf_lab.planning.plan.layout import Layout
-from rlinf_lab.planning.planner.candidates import candidates
 from rlinf_lab.planning.planner.planner import Planned, plan
 from rlinf_lab.planning.profile import memory
 from rlinf_lab.planning.profile.profile import (
@@ -103,35 +102,6 @@ def test_whatever_is_advised_works(seed: int) -> None:
                 plan(made, devices, memory_gib=0.989 * float(gib[1]), simulate=False, quick=True)
         if count:
             assert plan(made, int(count[1]), simulate=False, quick=True)
-
-
-@pytest.mark.parametrize("seed", [pytest.param(n, marks=[pytest.mark.slow] * (n >= 8)) for n in range(40)])
-def test_no_pin_finds_a_faster_plan_of_turns(seed: int) -> None:
-    """Where memory depends on how many devices a worker has, the search is as good as trying every number for everybody by itself."""
-    rng = np.random.default_rng(seed)
-
-    def some(name: str) -> WorkerProfile:
-        counts = tuple(int(c) for c in sorted(rng.choice([1, 2, 3, 4], size=2, replace=False)))
-        samples = tuple(Sample(c, 64.0, float(rng.integers(4, 20))) for c in counts)
-        held = Memory(float(rng.integers(10, 80)), float(rng.integers(0, 3)) / 8, sharded=bool(rng.random() < 0.7))
-        return WorkerProfile(samples, ranks=RankRule(counts=counts), memory=held, offloadable=bool(rng.random() < 0.3), onload_s=float(rng.integers(0, 3)))
-
-    names = "abc"[: 2 + seed % 2]
-    profile = Profile(64, {n: some(n) for n in names}, tuple(EdgeProfile(p, c) for p, c in itertools.pairwise(names)), device_memory_gib=60.0)
-
-    def best(one: Profile) -> float:
-        try:
-            return min((c.searched for c in candidates(Setting.of(one, 4, micro_batches=2))), default=math.inf)
-        except PlanError:
-            return math.inf
-
-    pinned = []
-    for counts in itertools.product(*(profile.workers[n].ranks.counts for n in names)):
-        one = profile
-        for name, count in zip(names, counts, strict=True):
-            one = one.with_worker(name, devices=count)
-        pinned.append(best(one))
-    assert best(profile) == pytest.approx(min(pinned))
 
 
 def test_advised_numbers_are_enough_short_and_at_most_one_percent_more() -> None:
