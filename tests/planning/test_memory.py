@@ -70,16 +70,35 @@ def test_a_measured_peak_is_needed() -> None:
     assert plan(chain(89.0, a=peaked, b=stays), 8).best.placement["a"]["devices"] < 8, "beside what stays there are 69 GiB"
 
 
-def test_peaks_between_and_beyond_those_that_were_measured() -> None:
-    samples = (Sample(1, 16.0, 1.0, peak_gib=12.0), Sample(1, 64.0, 4.0, peak_gib=36.0), Sample(2, 64.0, 2.0))
-    one = WorkerProfile(samples, memory=Memory(4))
-    need = {items: float(memory.needed(one, np.array([1]), items)[0]) for items in (1, 16, 40, 64, 128)}
-    assert need == {1: 12.0, 16: 12.0, 40: 24.0, 64: 36.0, 128: pytest.approx(36 + 64 * 0.5)}
-    assert float(memory.needed(one, np.array([4]), 64)[0]) == 12.0, "four devices hold 16 items each"
-    beside = dataclasses.replace(one, samples=(*samples, Sample(1, 64.0, 5.0, ("b",), peak_gib=70.0)))
-    assert float(memory.needed(beside, np.array([1]), 64)[0]) == 36.0, "a peak beside others is not its own"
-    said = dataclasses.replace(one, memory=Memory(4, 2.0))
-    assert float(memory.needed(said, np.array([1]), 64)[0]) == 4 + 128, "what is said of an item counts where it is more"
+@pytest.mark.parametrize("seed", range(30))
+def test_what_a_device_holds_is_counted_item_by_item(seed: int) -> None:
+    """Whole items in whole groups of one rank, spread over its devices. Between peaks that were measured a line; below them the least, and beyond them in
+    proportion or as steeply as before: more than is said of an item, where it is more. A peak beside others is not its own."""
+    rng = random.Random(seed)
+    per_rank, group, whole, per_item = rng.choice([1, 1, 2, 4]), rng.choice([1, 1, 3]), rng.choice([0, 4.0]), rng.choice([0.0, 0.5, 2.0])
+    own = Memory(whole, per_item, rng.random() < 0.5)
+    peaks = [(d, rng.randint(1, 64), rng.choice([(), (), (), ("b",)]), rng.choice([None, *range(5, 90, 7)])) for d in rng.choices((1, 2, 4), k=rng.randint(1, 5))]
+    samples = tuple(Sample(d, float(n), 1.0, beside, peak_gib=gib) for d, n, beside, gib in peaks)
+    one = WorkerProfile(samples, rng.choice(["batch", "simulator"]), memory=own, ranks=RankRule(per_rank))
+
+    def held(items: float, devices: int) -> float:
+        return group * math.ceil(math.ceil(items / group) / max(1, devices // per_rank)) / per_rank
+
+    def keeps(devices: int) -> float:
+        return whole / devices if own.sharded else whole
+
+    found: dict[float, float] = {0.0: 0.0}
+    for load, gib in sorted((held(n, d), gib - keeps(d)) for d, n, beside, gib in peaks if gib is not None and not beside):
+        found[load] = max(gib, *found.values())
+    (before, low), (last, high) = ([(0.0, 0.0), *found.items()])[-2:]
+    for devices, items in itertools.product((1, 2, 4, 8), (1.0, 5.5, 16.0, 300.0)):
+        n, at = held(items, devices), np.array([devices])
+        above = float(np.interp(n, list(found)[1:], list(found.values())[1:])) + max(0.0, n - last) * max(high / last, (high - low) / (last - before)) if last else 0.0
+        assert memory.needed(one, at, items, group)[0] == pytest.approx(keeps(devices) + max(per_item * n, above)), (devices, items)
+        if group == 1:
+            assert memory.kept(one, at, items)[0] == pytest.approx(keeps(devices) + per_item * n * (one.kind == "simulator"))
+        free = keeps(devices) + (n + 0.3) * per_item / per_rank
+        assert memory.slots(one, at, np.array([free])) == ([math.floor(n + 0.3)] if per_item else None)
 
 
 @pytest.mark.parametrize("seed", [pytest.param(n, marks=[pytest.mark.slow] * (n >= 12)) for n in range(25)])
