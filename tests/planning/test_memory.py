@@ -76,7 +76,7 @@ def test_what_a_device_holds_is_counted_item_by_item(seed: int) -> None:
     proportion or as steeply as before: more than is said of an item, where it is more. A peak beside others is not its own."""
     rng = random.Random(seed)
     per_rank, group, whole, per_item = rng.choice([1, 1, 2, 4]), rng.choice([1, 1, 3]), rng.choice([0, 4.0]), rng.choice([0.0, 0.5, 2.0])
-    own = Memory(whole, per_item, rng.random() < 0.5)
+    own = Memory(whole, per_item, rng.random() < 0.5, shared_gib=(shared := rng.choice([0.0, 1.5])), shared_as="m" if shared else "")
     peaks = [(d, rng.randint(1, 64), rng.choice([(), (), (), ("b",)]), rng.choice([None, *range(5, 90, 7)])) for d in rng.choices((1, 2, 4), k=rng.randint(1, 5))]
     samples = tuple(Sample(d, float(n), 1.0, beside, peak_gib=gib) for d, n, beside, gib in peaks)
     one = WorkerProfile(samples, rng.choice(["batch", "simulator"]), memory=own, ranks=RankRule(per_rank))
@@ -85,7 +85,7 @@ def test_what_a_device_holds_is_counted_item_by_item(seed: int) -> None:
         return group * math.ceil(math.ceil(items / group) / max(1, devices // per_rank)) / per_rank
 
     def keeps(devices: int) -> float:
-        return whole / devices if own.sharded else whole
+        return shared + (whole / devices if own.sharded else whole)
 
     found: dict[float, float] = {0.0: 0.0}
     for load, gib in sorted((held(n, d), gib - keeps(d)) for d, n, beside, gib in peaks if gib is not None and not beside):
@@ -97,8 +97,12 @@ def test_what_a_device_holds_is_counted_item_by_item(seed: int) -> None:
         assert memory.needed(one, at, items, group)[0] == pytest.approx(keeps(devices) + max(per_item * n, above)), (devices, items)
         if group == 1:
             assert memory.kept(one, at, items)[0] == pytest.approx(keeps(devices) + per_item * n * (one.kind == "simulator"))
-        free = keeps(devices) + (n + 0.3) * per_item / per_rank
-        assert memory.slots(one, at, np.array([free])) == ([math.floor(n + 0.3)] if per_item else None)
+        for more in (0.0, 0.3):
+            free = keeps(devices) + (n + more) * per_item / per_rank
+            assert memory.slots(one, at, np.array([free])) == ([math.floor(n + more + 1e-9)] if per_item else None)
+    assert memory.slots(one, at, np.array([math.inf])) is None and memory.limits(one) == bool(whole or per_item or shared or any(gib for *_, gib in peaks))
+    rule = RankRule(per_rank, divides=rng.choice([0, 12]), counts=rng.choice([(), (1, 3, 4)]), most=rng.choice([0, 3]))
+    assert memory.valid(rule, np.arange(33)).tolist() == [rule.allows(n) for n in range(33)]
 
 
 @pytest.mark.parametrize("seed", [pytest.param(n, marks=[pytest.mark.slow] * (n >= 12)) for n in range(25)])
