@@ -60,7 +60,7 @@ def test_the_ray_of_this_process_or_the_named_one_or_a_private_one(
     assert ray_start._PRIVATE is None and done[-1:] == (["closed"] if private else done[-1:])
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(60))
 def test_what_is_reserved_of_each_node_and_which_of_them_lack_it(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     rng, asked, removed = random.Random(seed), list[Any](), list[Any]()
     there = {n: Some(address=f"10.0.0.{n}", resources={"CPU": rng.choice([0.0, 2.0, 8.0])}) for n in range(3)}
