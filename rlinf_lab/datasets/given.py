@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rlinf_lab.datasets.episodes import EpisodeSource
+from rlinf_lab.datasets.hdf5 import SUFFIXES, read_hdf5
 from rlinf_lab.datasets.lerobot import read_lerobot
 from rlinf_lab.errors import ConfigError
 
@@ -15,12 +16,14 @@ MINARI_ID = re.compile(r"([\w-]+/)*[\w-]+-v\d+")
 
 
 def recorded(data: Any) -> Any:
-    """The episodes of a LeRobotDataset where its folder is given.
+    """The episodes of a LeRobotDataset's folder, or of an HDF5 file.
 
-    A file, and what is no path, stays as it is. `ConfigError` for a path where nothing is.
+    Another file, and what is no path, stays as it is. `ConfigError` for a path where nothing is.
     """
-    if isinstance(data, EpisodeSource) or not isinstance(data, (str, os.PathLike)) or Path(data).is_file():
+    if isinstance(data, EpisodeSource) or not isinstance(data, (str, os.PathLike)):
         return data
+    if Path(data).is_file():
+        return read_hdf5(data) if Path(data).suffix.lower() in SUFFIXES else data
     if not Path(data).exists():
         name = os.fspath(data)
         advice = "recorded episodes (lab.collect(env, 'expert')), or the folder of a LeRobotDataset"

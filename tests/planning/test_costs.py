@@ -24,8 +24,9 @@ from rlinf_lab.planning.costs import (
 )
 from rlinf_lab.planning.costs.base import REPEAT
 from rlinf_lab.planning.costs.batch import _affine, _errors
+from rlinf_lab.planning.costs.completion_curve import lengths_from_completion
 from rlinf_lab.planning.costs.generation import _in_rounds, _starts
-from rlinf_lab.planning.costs.lengths import QUANTILES
+from rlinf_lab.planning.costs.lengths import QUANTILES, fractions
 from rlinf_lab.planning.profile.profile import Lengths, ModelShape, Profile, Sample, WorkerProfile
 
 SHAPE = ModelShape(28, 4, 128, 15.2)
@@ -102,6 +103,22 @@ def test_a_completion_curve_comes_back_as_it_went_in() -> None:
         assert stream.times[-1] == pytest.approx(200)
         if exponent:
             assert model.share == pytest.approx(exponent, abs=0.01)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_lengths_are_found_behind_the_completion_curve_that_they_make(seed: int) -> None:
+    """Where a token takes time by the context of all who run, or by their number."""
+    rng = np.random.default_rng(seed)
+    most, prompt, ratio, share = float(rng.choice([900, 3000])), float(rng.choice([0, 400])), float(rng.choice([1e-3, 1e-2])), float(rng.choice([0.2, 0.5, 0.9]))
+    tokens = np.linspace(0, most, 4001)
+    done = (tokens / most) ** rng.uniform(1, 2.5)
+    running, middle = 1 - (done[1:] + done[:-1]) / 2, (tokens[1:] + tokens[:-1]) / 2
+    kappa = share / (1 - share) / running.mean()
+    for by_context, load in ((ratio, ratio * (prompt + middle)), (None, kappa)):
+        time = np.concatenate([[0.0], np.cumsum(1 + load * running)])
+        points = tuple((float(7 * t), float(d)) for t, d in zip(time[1:] / time[-1], done[1:], strict=True))
+        found = lengths_from_completion(Lengths(most, prompt_tokens=prompt, completion=points), by_context, share)
+        assert found == pytest.approx(np.interp(fractions(), done, tokens), abs=6e-5 * most) and found[-1] == most and not found.flags.writeable
 
 
 @given(st.integers(1, QUANTILES), st.booleans())

@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import math
 import random
+from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -20,10 +21,11 @@ from rlinf_lab.errors import PlanError
 from rlinf_lab.planning.forecast.forecast import graph_of
 from rlinf_lab.planning.placement.search_space import Setting
 from rlinf_lab.planning.profile.profile import Memory
+from rlinf_lab.planning.search.bounds import Bounds
 from rlinf_lab.planning.search.effort import FEW_COUNTS, SMOOTH, is_exact, search_of
-from rlinf_lab.planning.search.pareto import ParetoFront, lower, pareto, within
+from rlinf_lab.planning.search.pareto import ParetoFront, lower, pareto, spread, within
 from rlinf_lab.planning.search.plan_tree import SPATIAL, TEMPORAL, evaluate, nodes
-from rlinf_lab.planning.search.problem import FEW_LEAVES, GROUPS, LONG, Cuts, Orders, Problem, subsets
+from rlinf_lab.planning.search.problem import FEW_LEAVES, GROUPS, LONG, Cuts, Orders, Problem, members, subsets
 from rlinf_lab.planning.search.solver import Only, _Solver, guess, near, solve
 
 
@@ -75,6 +77,7 @@ def test_no_plan_is_better(name: str, seeds: range, monkeypatch: pytest.MonkeyPa
         truth = best(problem)
         assert seconds(problem) == truth, f"seed {seed}"
         assert seconds(problem, ceiling=truth) == truth, f"seed {seed}, pruned as tightly as can be"
+        assert seed % 4 or best(problem, most=truth) == best(problem, dominance=True, most=truth) == truth <= best(problem, most=truth - 0.5)
         differ += family.other is not None and truth != best(family.other(problem))
     assert differ or family.other is None
 
@@ -99,13 +102,59 @@ def test_no_plan_of_a_large_graph_is_faster() -> None:
         assert best(problem, dominance=True, most=found) == found, f"seed {seed}"
 
 
-@sweep(6, 30, first=300)
-def test_the_enumeration_within_a_limit_is_the_one_without(seeds: range) -> None:
+def least_beside(problem: Problem, leaf: int, g: int, left: int) -> tuple[float, float]:
+    """In micro-batches of this granularity or finer ones, on at most so many devices: the shortest fill, and with the last of 2^g behind it; by hand."""
+    fill, period = problem.numbers(leaf, 0)
+    some = [(2**k, min(f, p), f) for at in zip(fill, period, strict=True) for k, row in enumerate(zip(*at, strict=True)) if k >= g
+            for c, (f, p) in enumerate(zip(*row, strict=True)) if f < np.inf and all(a <= b for a, b in zip(problem.counts(c), problem.counts(left), strict=True))]  # fmt: skip
+    shortest = min((f + (n / 2**g - 1) * m for n, m, f in some), default=np.inf)
+    return shortest, shortest + (2**g - 1) * min((n / 2**g * m for n, m, _ in some), default=np.inf) if g else shortest
+
+
+def is_useful(problem: Problem, ceiling: float, kinds: tuple[str, ...], leaves: int, code: int, fill: float, period: float) -> bool:
+    """What `Bounds` says of one point, by hand."""
+    g, own, there, least = code // problem.codes, code % problem.codes, problem.totals[-1], min(fill, period)
+    others, held = [v for v in range(len(problem.names)) if not leaves >> v & 1], problem.totals[own]
+    needs = [needed(problem, v, ceiling) for v in others]
+    left = there - (min if TEMPORAL in kinds else sum)([n for _, n in needs] or [0])
+    if 2**g * least * (held if held <= left else there) + sum(a for a, _ in needs) > there * ceiling or (held > left and TEMPORAL not in kinds):
+        return False
+    ways = np.linalg.matrix_power([[a == b or (a, b) in problem.edges for b in range(len(problem.names))] for a in range(len(problem.names))], 8)
+    found = [max(2**g * least, (fill + (2**g - 1) * least) / (1 + problem.staleness))]
+    for v in (v for v in others if any(ways[v, w] or ways[w, v] for w in members(leaves))):
+        some = [fill + (2**g - 1) * least + least_beside(problem, v, 0, problem.most)[0]] if TEMPORAL in kinds else []
+        too = sum(n for w, (_, n) in zip(others, needs, strict=True) if w != v) if TEMPORAL not in kinds and len(problem.devices) == 1 else 0
+        for h, (first, last) in ((h, least_beside(problem, v, h, max(0, problem.most - own - int(too)))) for h in range(g + 1)):
+            some.append(fill + (2 ** (g - h) - 1) * least + max(first + (2**h - 1) * 2 ** (g - h) * least, last))
+        found.append(min(some) / (1 + problem.staleness))
+    return max(found) <= ceiling
+
+
+def needed(problem: Problem, leaf: int, ceiling: float) -> tuple[float, float]:
+    """Fewest device seconds and devices within the ceiling."""
+    busy = np.minimum(*problem.numbers(leaf, 0)).min(axis=0)
+    some = [(2**g * s * problem.totals[c], problem.totals[c]) for (g, c), s in np.ndenumerate(busy) if s < np.inf and 2**g * s <= ceiling]
+    return min((a for a, _ in some), default=np.inf), min((n for _, n in some), default=np.inf)
+
+
+@sweep(14, 60)
+def test_bounds_are_those_by_hand(seeds: range, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: Counter[bool] = Counter()
     for seed in seeds:
-        problem = random_problem(seed, leaves=(2, 4), devices=(2, 9))
-        truth = best(problem)
-        assert best(problem, most=truth) == truth and best(problem, dominance=True, most=truth) == truth, f"seed {seed}"
-        assert best(problem, most=truth - 0.5) >= truth, f"seed {seed}"
+        rng = random.Random(seed)
+        monkeypatch.setattr("rlinf_lab.planning.search.bounds.AT_ONCE", (8_000, 40)[seed % 2])
+        problem = random_problem(seed, (3, 5), (2, 7) if seed % 3 else (1, 3), kinds=1 if seed % 3 else 2, host=seed % 4 == 1)
+        ceiling, kinds = best(problem) * rng.choice([0.5, 1, 1, 1.5]), rng.choice([(SPATIAL, TEMPORAL), (SPATIAL,)])
+        bounds, needs = Bounds(problem, ceiling, kinds, problem.numbers), [needed(problem, v, ceiling)[0] for v in range(len(problem.names))]
+        assert bounds.exclude_all() == (max(needs) == np.inf or sum(needs) > problem.totals[-1] * ceiling), seed
+        for leaves in range(1, problem.everyone) if ceiling < np.inf and not bounds.exclude_all() else ():
+            some = [ceiling, ceiling / 2, *map(float, range(1, int(ceiling) * (1 + problem.staleness)))]
+            points = [(rng.randrange(problem.codes * problem.granularities), rng.choice(some), rng.choice(some)) for _ in range(8)]
+            kept = bounds.useful(leaves, *(np.array(c, d) for c, d in zip(zip(*points, strict=True), (int, float, float), strict=True))).tolist()
+            by_hand = [is_useful(problem, ceiling, kinds, leaves, *point) for point in points]
+            assert [i in kept for i in range(len(points))] == by_hand, (seed, leaves)
+            told.update(by_hand)
+    assert min(told.values()) > len(seeds), told
 
 
 @pytest.mark.parametrize("shape", [(7,), (3, 4)])
@@ -141,6 +190,16 @@ def test_tables_and_fronts_are_what_comparing_all_with_all_gives(shape: tuple[in
             there = [f for c, f, _ in kept if c // codes == g and c % codes in fewer[at]]
             assert fills[g, at] == min(there, default=np.inf)
             assert not there or front.fill[front.best_at(g, at, shape)] == min(there)
+
+
+def test_a_spread_of_a_front_is_even_and_has_both_ends_of_each_code() -> None:
+    rng = random.Random(0)
+    for most in (1, 2, 5, 64):
+        sizes = [1, 2, most, most + 1, most + 2, *(rng.randint(1, 400) for _ in range(20))]
+        codes, found = np.repeat(np.arange(len(sizes)), sizes), list[int]()
+        for start, size in zip(itertools.accumulate([0, *sizes]), sizes, strict=False):
+            found += [start + k for k in sorted({0, size - 1, *(min(size - 1, math.ceil(i * size / most)) for i in range(most))})]
+        assert spread(codes, most).tolist() == found
 
 
 def test_near_is_nearly_the_best_where_seconds_fall_smoothly() -> None:

@@ -93,7 +93,9 @@ def test_a_host_that_dies_or_is_not_heard_ends_the_iteration_and_every_later_one
         dying.join()
 
 
-def test_results_on_a_host_that_died_after_its_iteration_are_not_waited_for() -> None:
+@pytest.mark.parametrize("early", [True, False])
+def test_results_on_a_host_that_died_after_its_iteration_are_not_waited_for(early: bool) -> None:
+    """Nor any longer, where somebody had asked for them."""
     flow = Workflow("died")
     sink, handles, items = flow.worker(Sink, name="sink"), list[Any](), flow.channel("items")
 
@@ -102,10 +104,17 @@ def test_results_on_a_host_that_died_after_its_iteration_are_not_waited_for() ->
     with session_of(executor, clean=False) as s:
         started = s.submit()
         until(started.done)
-        executor.driver_host.lost("host0")
+        kept, driver = threading.Event(), executor.driver_host.driver
+        executor.before_sending["host0"] = lambda _, message: kept.wait(60) if message[0] == "value" else None
+        dying = threading.Thread(target=lambda: (until(lambda: early or driver.waits_for == "value"), executor.driver_host.lost("host0")))
+        dying.start()
+        if early:
+            dying.join()
         for late in (started, handles[-1]):
             with pytest.raises(ExecutorError, match=r"Host 'host0' died .*sink\[0\]"):
                 late.wait(10)
+        dying.join()
+        kept.set()
 
 
 def broken_between(executor: MeshExecutor) -> list[threading.Thread]:

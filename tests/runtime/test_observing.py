@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import random
 import threading
 import time
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from sessions import until
 
 import rlinf_lab as lab
 from rlinf_lab.errors import ConfigError, WorkerError, WorkflowError
+from rlinf_lab.runtime.host.samples import SamplesInTheMaking
 from rlinf_lab.runtime.run import observer
 from rlinf_lab.runtime.run.metrics import MetricTable, labels
 from rlinf_lab.runtime.run.observer import Observer, depths
@@ -319,3 +321,19 @@ def test_rows_are_means_of_what_ranks_said_last_and_those_that_changed_are_told(
     table.settle(1)
     whole = [{k: v for k, v in row.items() if not math.isnan(v)} for row in table.frame().to_dict("records")]
     assert whole == [seen[i] for i in sorted(took)] and not set(table._ranks) & {0, 1}
+
+
+def test_which_samples_have_a_bar_and_when_each_began() -> None:
+    """Against a plain list of those that run: no start comes twice; the first 16 have a bar, and the long tail."""
+    rng, making, running, places, latest, now = random.Random(1), SamplesInTheMaking(), dict[str, int](), set[str](), -1, 0
+    for turn in range(4000):
+        now, id = now + rng.choice([-1, 0, 0, 1, 5]), str(rng.randrange(40))
+        if rng.random() < (0.7 if turn % 200 < 80 else 0.3):
+            making.begin(id, now)
+            if id not in running:
+                latest = running[id] = max(now, latest + 1)
+                places |= {id} if len(places) < 16 else set()
+            continue
+        start = running.pop(id, None)
+        assert making.end(id, now) == (None if start is None else (start, (id in places or len(running) < 4) and now >= start))
+        places.discard(id)

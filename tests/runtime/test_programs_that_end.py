@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import os
 import re
 import signal
 import socket
 import subprocess
 import sys
+import threading
+import warnings
+import weakref
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sessions import until
 
 from rlinf_lab.runtime.executors import child, multi_process
 from rlinf_lab.runtime.host.host import Host
+from rlinf_lab.runtime.run import at_exit
 from rlinf_lab.runtime.run.at_exit import EXIT_SECONDS
 
 Ends = Callable[[str], tuple[int, str, str]]  # a program's last lines; its exit status, what it said, and its errors
@@ -154,3 +160,41 @@ def test_a_system_that_cannot_kill_a_child_with_its_driver_starts_it_all_the_sam
         child._die_with(theirs)
         mine.send(b"x")
         assert theirs.recv(1) == b"x", "nothing was done to it"
+
+
+def mock(kind: str, told: list[str]) -> Any:
+    """A run that is over, or that does what ``kind`` says when it is stopped."""
+    run, ended = type(kind, (), {})(), threading.Event()
+
+    def waits(seconds: float | None = None) -> bool:
+        del ended.wait
+        raise KeyboardInterrupt
+
+    def stop(wait: bool = True) -> None:
+        told.append(f"stop {wait}")
+        ended.set() if kind == "obeys" else None
+        if kind == "threadless":
+            raise RuntimeError
+
+    ended.set() if kind == "over" else None
+    vars(ended).update({"wait": waits} if kind == "interrupted" else {})
+    vars(run).update(_ended=ended, stop=stop, _warn=lambda: told.append("warn"))
+    return run
+
+
+@pytest.mark.parametrize("kinds", itertools.product(["over", "obeys", "insists", "threadless", "interrupted"], repeat=2))
+def test_all_that_go_on_are_stopped_and_told_of(kinds: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    started: Any = weakref.WeakKeyDictionary()
+    for name, value in (("_STARTED", started), ("EXIT_SECONDS", 0.01), ("IMPATIENT_SECONDS", 0.01)):
+        monkeypatch.setattr(at_exit, name, value)
+    told, is_interrupted = [list[str]() for _ in "123"], "interrupted" in kinds
+    runs = [mock(kind, said) for kind, said in zip((*kinds, "a parent's"), told, strict=True)]
+    for run in runs:
+        at_exit.end_with_program(run)
+    started[runs[2]] = os.getppid()
+    with warnings.catch_warnings(record=True, action="always") as seen:
+        at_exit._end_all()
+        at_exit._end_all()
+    assert [k for k in kinds if k in ("insists", "threadless") and not is_interrupted] == [str(w.message).partition(".")[2].split()[0] for w in seen]
+    stops = ["stop False"] * (1 + is_interrupted)
+    assert told == [*({"over": ["warn"], "obeys": [*stops, "warn"]}.get(kind, stops) for kind in kinds), []]

@@ -30,16 +30,20 @@ def kinds(scale: int) -> dict[str, Any]:
         "mask": table.T > 3, "columns": table[:, ::2], "rows": table[1:], "some of the permuted": images.permute(0, 2, 3, 1)[:, :, 1:],
         "expanded": table[0].expand(4, -1), "empty": table.T[:, :0], "a number": torch.tensor(3.0), "a half": torch.tensor(3.0, dtype=torch.bfloat16),
         "learnt": table.T.clone().requires_grad_(), "computed": table.clone().requires_grad_() * 2, "parameter": torch.nn.Parameter(table.clone()),
-        "sparse": torch.eye(3 * scale).to_sparse(),
+        "sparse": torch.eye(3 * scale).to_sparse(), "csr": torch.eye(3 * scale).to_sparse_csr(), "learnt sparse": torch.eye(3 * scale).to_sparse().requires_grad_(),
+        "twice": torch.sparse_coo_tensor([[0, 0], [1, 1]], [1.0, 2.0], (2, 2)), "negative": table.to(torch.complex64).conj().imag,
+        "quantized": torch.quantize_per_tensor(table, 0.5, 1, torch.quint8), "two of one": torch.zeros(2, 6)[:, :1],
     }  # fmt: skip
 
 
 def assert_as_sent(got: dict[str, Any], sent: dict[str, Any]) -> None:
     for name, tensor in sent.items():
-        there, clone = got[name], tensor.detach().resolve_conj().clone()
+        there, clone = got[name], tensor.detach().resolve_conj().resolve_neg().clone()
         assert type(there) is type(tensor) and there.dtype == tensor.dtype and there.requires_grad == tensor.requires_grad, name
-        if tensor.is_sparse:
-            assert torch.equal(there.to_dense(), clone.to_dense())
+        assert there.layout == tensor.layout and there.is_quantized == tensor.is_quantized, name
+        if tensor.layout != torch.strided:
+            assert torch.equal(there.detach().to_dense(), clone.to_dense())
+            assert not tensor.is_sparse or there.is_coalesced() == tensor.is_coalesced(), name
         else:
             assert torch.equal(there.detach(), clone) and there.stride() == clone.stride(), (name, there.stride(), clone.stride())
 

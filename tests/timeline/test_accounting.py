@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+import numpy as np
 import pytest
 from built import recorder_of, timeline_of
 from hypothesis import given, settings
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from rlinf_lab.errors import TimelineError, UnknownNameError
 from rlinf_lab.timeline import Cause, Recorder, Span, SpanKind, Timeline
 from rlinf_lab.timeline.account import accounting
-from rlinf_lab.timeline.account.accounting import CAUSES, Accounting, account, shares
+from rlinf_lab.timeline.account.accounting import BUBBLE_DTYPE, CAUSES, Accounting, account, shares
 
 K = SpanKind
 DEVICES = ["cpu:0", "cpu:1", "cpu:2"]
@@ -77,6 +78,7 @@ def test_one_cause_per_nanosecond_and_the_sum_is_exact(spans, marks):
     accounting = account(timeline)
     assert accounting.sum_error_ns() == timeline.bubble_sum_error_ns() == 0
     assert (accounting.bubbles["end"] > accounting.bubbles["start"]).all()
+    assert_whole(accounting)
     (busy, by_cause), table = shares(accounting), timeline.bubbles()
     assert by_cause == [(cause, pytest.approx(share)) for cause, share in zip(table["cause"], table["share"], strict=True)]
     assert busy + sum(share for _, share in by_cause) == pytest.approx(1.0 if timeline.elapsed_ns else 0.0)
@@ -129,6 +131,15 @@ def _assert_same(ours: Accounting, theirs: Accounting) -> None:
     assert (ours.devices, ours.start_ns, ours.end_ns) == (theirs.devices, theirs.start_ns, theirs.end_ns)
     assert ours.bubbles.tolist() == theirs.bubbles.tolist()
     assert ours.sum_error_ns() == 0
+    assert_whole(ours)
+
+
+def assert_whole(accounting: Accounting) -> None:
+    """By device and start, and no bubble ends where one just like it begins."""
+    before, after = accounting.bubbles[:-1], accounting.bubbles[1:]
+    order = (before["device"] < after["device"]) | ((before["device"] == after["device"]) & (before["end"] <= after["start"]))
+    alike = np.all([before[field] == after[field] for field in BUBBLE_DTYPE.names or () if field not in ("start", "end")], axis=0)
+    assert order.all() and not (alike & (before["end"] == after["start"])).any()
 
 
 def reference(rows: list[Span], devices: list[str]) -> list[tuple[str, int, str, int]]:

@@ -3,29 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from random import Random
 from typing import Any
 
 import pytest
-from built import recorder_of
+from built import random_rows, recorder_of
 from test_gains import TAILED, ran
 
-from rlinf_lab.timeline import Recorder, SpanKind, Timeline
-
-K = SpanKind
-PLACES = [("cpu:0",), ("cpu:1",), ("cpu:0", "cpu:1"), ()]
-
-
-def randomly(seed: int) -> list[tuple[Any, ...]]:
-    rng, now, rows = Random(seed), [0, 0, 0, 0], list[tuple[Any, ...]]()
-    for flow in range(40):
-        who = rng.randrange(4)
-        start = now[who] + rng.choice([0, 0, 2])
-        now[who] = start + rng.choice([0, 2, 8, 30])
-        kind, name = rng.choice([k for k in K if k is not K.MARK]), rng.choice(["step", "x"])
-        moved = [rng.choice("xy"), flow // 4, 1] if kind in (K.PUT, K.GET) else ["x" if kind is K.TRANSFER and flow % 2 else "", -1, 0]
-        rows.append((f"w{who // 2}", who % 2, PLACES[who], kind, start, now[who], start // 40, *moved, name))
-    return rows + [("driver", 0, (), K.MARK, 40 * i, 40 * i + rng.randrange(30, 50), i) for i in range(3)]
+from rlinf_lab.timeline import Recorder, Timeline
+from rlinf_lab.timeline.account import stretch
 
 
 def told(rows: list[tuple[Any, ...]], first: Recorder, zero: int = 0, unit: int = 1) -> list[Any]:
@@ -47,13 +32,16 @@ def told(rows: list[tuple[Any, ...]], first: Recorder, zero: int = 0, unit: int 
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_numbers_zeros_and_units_change_nothing(seed: int) -> None:
-    rows = randomly(seed)
+def test_numbers_zeros_and_units_change_nothing(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor does it matter how many lanes are looked at side by side."""
+    rows = random_rows(seed, 40)
     if not seed:
         rows = [(s.track.worker, s.track.rank, s.track.devices, s.kind, s.start_ns, s.end_ns, s.iteration, s.channel, s.flow, s.items, s.name) for s in ran(TAILED, ranks=2, iterations=1).rows()]
     usual, later = told(rows, Recorder()), Recorder()
-    for text in ("none", "y", "x", "first", "step"):
+    for text in ("none", "y", "x", "first", "step", "iteration"):
         later.name(text), later.track(text, 0)
     assert told(rows, later) == usual
     for zero, unit in ((10**18, 1), (-777, 1), (0, 7), (5, 1000)):
         assert told(rows, Recorder(), zero, unit) == usual
+    monkeypatch.setattr(stretch, "_LONGEST_NS", 1)
+    assert told(rows, Recorder()) == usual

@@ -179,21 +179,6 @@ def test_a_forked_child_does_not_write_into_its_parents_timeline():
     assert -1 not in rows.view
 
 
-@pytest.mark.parametrize(("field", "least"), [("track", 0), ("name", -1), ("channel", -1)])
-def test_numbers_that_a_recorder_never_handed_out_are_refused(field: str, least: int):
-    """Also where some were told before, with another batch."""
-    for number in range(-3, 6):
-        recorder, timeline = Recorder(), Timeline()
-        for some in (2, 3):
-            timeline.extend(recorder.drain())
-            for i in range(some):
-                found = {"track": recorder.track(f"w{i}", 0), "name": recorder.name(f"n{i}"), "channel": -1}
-        found[field] = number
-        recorder.add(found["track"], SpanKind.RUN, found["name"], 1, 2, channel=found["channel"])
-        with nullcontext() if least <= number < 3 else pytest.raises(TimelineError, match=f"has {field} {number}, of which there are 3"):
-            timeline.extend(recorder.drain())
-
-
 def test_samples_that_nobody_fetches_are_no_spans_that_are_missing():
     recorder, timeline = Recorder(limit=10), Timeline()
     for i in range(13):

@@ -236,19 +236,6 @@ class Orders:
         return len(self._order) > LONG
 
     @cached_property
-    def cuts(self) -> int:
-        """Of the set of all leaves, and of all sets that come of cutting it."""
-        count, seen, open_ = 0, set[int](), [(1 << len(self.producers)) - 1]
-        while open_:
-            leaves = open_.pop()
-            if leaves not in seen and leaves & (leaves - 1):
-                seen.add(leaves)
-                parts = self.upstream(leaves)
-                count += len(parts)
-                open_ += [*parts, *(leaves & ~part for part in parts)]
-        return count
-
-    @cached_property
     def _groups(self) -> list[int]:
         """Neighbours in the order, about as many in each."""
         count = len(self._order)

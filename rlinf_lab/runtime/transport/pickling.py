@@ -238,15 +238,19 @@ def _tensor(array: Any, dtype: str, shape: tuple[int, ...], requires_grad: bool,
 
 def _sparse_reduced(value: Any, torch: Any) -> Any:
     """By its parts. What torch's own way rebuilds is kept in a list of torch's until a file is loaded, or for ever."""
-    if value.requires_grad or value.layout != torch.sparse_coo:
+    if value.layout != torch.sparse_coo:
         return NotImplemented
-    return _coo, (value._indices(), value._values(), tuple(value.shape), value.is_coalesced())
+    return _coo, (
+        value._indices(), value.detach()._values(), tuple(value.shape), value.is_coalesced(), value.requires_grad,
+    )  # fmt: skip
 
 
-def _coo(indices: Any, values: Any, shape: tuple[int, ...], coalesced: bool) -> Any:
+def _coo(indices: Any, values: Any, shape: tuple[int, ...], coalesced: bool, requires_grad: bool) -> Any:
     import torch
 
-    return torch.sparse_coo_tensor(indices, values, shape, is_coalesced=coalesced, check_invariants=False)
+    return torch.sparse_coo_tensor(
+        indices, values, shape, is_coalesced=coalesced, check_invariants=False
+    ).requires_grad_(requires_grad)
 
 
 def _block(memory: Any, plain: Any, torch: Any) -> Any:
