@@ -77,6 +77,7 @@ def test_no_plan_is_better(name: str, seeds: range, monkeypatch: pytest.MonkeyPa
         truth = best(problem)
         assert seconds(problem) == truth, f"seed {seed}"
         assert seconds(problem, ceiling=truth) == truth, f"seed {seed}, pruned as tightly as can be"
+        assert seed % 4 or best(problem, most=truth) == best(problem, dominance=True, most=truth) == truth <= best(problem, most=truth - 0.5)
         differ += family.other is not None and truth != best(family.other(problem))
     assert differ or family.other is None
 
@@ -101,15 +102,6 @@ def test_no_plan_of_a_large_graph_is_faster() -> None:
         assert best(problem, dominance=True, most=found) == found, f"seed {seed}"
 
 
-@sweep(6, 30, first=300)
-def test_the_enumeration_within_a_limit_is_the_one_without(seeds: range) -> None:
-    for seed in seeds:
-        problem = random_problem(seed, leaves=(2, 4), devices=(2, 9))
-        truth = best(problem)
-        assert best(problem, most=truth) == truth and best(problem, dominance=True, most=truth) == truth, f"seed {seed}"
-        assert best(problem, most=truth - 0.5) >= truth, f"seed {seed}"
-
-
 def least_beside(problem: Problem, leaf: int, g: int, left: int) -> tuple[float, float]:
     """In micro-batches of this granularity or finer ones, on at most so many devices: the shortest fill, and with the last of 2^g behind it; by hand."""
     fill, period = problem.numbers(leaf, 0)
@@ -127,15 +119,12 @@ def is_useful(problem: Problem, ceiling: float, kinds: tuple[str, ...], leaves: 
     left = there - (min if TEMPORAL in kinds else sum)([n for _, n in needs] or [0])
     if 2**g * least * (held if held <= left else there) + sum(a for a, _ in needs) > there * ceiling or (held > left and TEMPORAL not in kinds):
         return False
-    met = {v for side in (0, 1) for v in linked(problem, leaves, side)}
+    ways = np.linalg.matrix_power([[a == b or (a, b) in problem.edges for b in range(len(problem.names))] for a in range(len(problem.names))], 8)
     found = [max(2**g * least, (fill + (2**g - 1) * least) / (1 + problem.staleness))]
-    for v in met & set(others):
+    for v in (v for v in others if any(ways[v, w] or ways[w, v] for w in members(leaves))):
         some = [fill + (2**g - 1) * least + least_beside(problem, v, 0, problem.most)[0]] if TEMPORAL in kinds else []
-        rest = problem.most - own
-        if TEMPORAL not in kinds and len(problem.devices) == 1:
-            rest = max(0, rest - int(sum(n for w, (_, n) in zip(others, needs, strict=True) if w != v)))
-        for h in range(g + 1):
-            first, last = least_beside(problem, v, h, rest)
+        too = sum(n for w, (_, n) in zip(others, needs, strict=True) if w != v) if TEMPORAL not in kinds and len(problem.devices) == 1 else 0
+        for h, (first, last) in ((h, least_beside(problem, v, h, max(0, problem.most - own - int(too)))) for h in range(g + 1)):
             some.append(fill + (2 ** (g - h) - 1) * least + max(first + (2**h - 1) * 2 ** (g - h) * least, last))
         found.append(min(some) / (1 + problem.staleness))
     return max(found) <= ceiling
@@ -148,15 +137,7 @@ def needed(problem: Problem, leaf: int, ceiling: float) -> tuple[float, float]:
     return min((a for a, _ in some), default=np.inf), min((n for _, n in some), default=np.inf)
 
 
-def linked(problem: Problem, leaves: int, side: int) -> set[int]:
-    """Leaves that a way of edges from (0) or to (1) a set reaches."""
-    there = set(members(leaves))
-    for _ in problem.names:
-        there |= {e[1 - side] for e in problem.edges if e[side] in there}
-    return there
-
-
-@sweep(20, 60)
+@sweep(14, 60)
 def test_bounds_are_those_by_hand(seeds: range, monkeypatch: pytest.MonkeyPatch) -> None:
     told: Counter[bool] = Counter()
     for seed in seeds:

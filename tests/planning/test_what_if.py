@@ -22,11 +22,13 @@ from rlinf_lab.planning.adapt.whatif import Question, described, moved, sliders
 from rlinf_lab.planning.cancellation import Abandoned, as_long_as, check
 from rlinf_lab.planning.costs import GenerationModel, fit_worker, fitted
 from rlinf_lab.planning.forecast.forecast import forecast
+from rlinf_lab.planning.forecast.steady_state import settled
 from rlinf_lab.planning.forecast.stream_estimate import follow
-from rlinf_lab.planning.planner.gantt import BUSY, SWITCHING, gantt
+from rlinf_lab.planning.planner.gantt import gantt
 from rlinf_lab.planning.planner.planner import Plans, plan, planned
 from rlinf_lab.planning.planner.ranking import Shown, order, preference
 from rlinf_lab.planning.profile.profile import DeviceKind, EdgeProfile, Lengths, Memory, Profile, Sample, WorkerProfile
+from rlinf_lab.timeline.record.span import SpanKind
 
 DOCS = Path(__file__).parents[2] / "docs" / "profiles"
 
@@ -129,6 +131,26 @@ def test_sliders_are_those_that_matter_and_stand_where_the_question_is() -> None
         moved(asked, "devices.h100", 3)
 
 
+def test_sliders_offer_round_numbers_about_what_is_asked() -> None:
+    """Powers of two and one and a half times these; whole groups; devices that hold a part of the largest worker, or some times as much."""
+    profile = two(memory=Memory(30.0)).replace(edges=(EdgeProfile("a", "b", group=4, items=16.0),))
+    asked = dataclasses.replace(Question.of(plan(profile, 5, simulate=False)), items=40, micro_batches=9)
+    found = {s.field: s.values for s in sliders(profile, asked)}
+    assert found["devices."] == (1, 2, 3, 4, 5, 6, 8, 12, 16) and found["items"] == (4, 8, 20, 32, 40, 60, 80, 120, 160)
+    assert found["micro_batches"] == (1, 2, 4, 8, 9, 16, 32, 64) and found["staleness"] == (0, 1, 2, 3, 4)
+    assert found["memory_gib"] == (8.0, 15.0, 16.0, 24.0, 30.0, 32.0, 40.0, 45.0, 48.0, 60.0, 64.0, 80.0, 90.0, 96.0, 141.0, 192.0, None)
+    huge = {s.field: s.values for s in sliders(profile.replace(items=4096), dataclasses.replace(asked, devices={"": 3000}))}
+    assert huge["devices."][-4:] == (1536, 2048, 3000, 3072) and huge["micro_batches"][-1] == 1024
+    free = Profile(8, {n: WorkerProfile((Sample(1, 8.0, seconds),)) for n, seconds in (("a", 1.0), ("b", 0.0))}, (EdgeProfile("a", "b"),))
+    assert not {"switching", "memory_gib", "speed.b"} & {s.field for s in sliders(free, asked)}
+    changed = dataclasses.replace(asked, items=128, switching=3.0, memory_gib=40.0).profile(profile)
+    workers = {n: dataclasses.replace(w, onload_s=1.5, offload_s=1.5) for n, w in profile.workers.items()}
+    assert changed == profile.replace(items=128, device_memory_gib=40.0, workers=workers, edges=(EdgeProfile("a", "b", group=4, items=32.0),))
+    for items, near in ((0, 4), (-9, 4), (True, 4), (70.0, 72), (math.inf, 4), ("8", 4), (62, 64)):
+        with pytest.raises(PlanError, match=rf"Next: items={near}\."):
+            dataclasses.replace(asked, items=items).profile(profile)
+
+
 def test_a_worker_of_twice_the_speed_is_one_of_half_the_seconds() -> None:
     plans = plan(two(), 6, simulate=False)
     name = next(iter(plans.profile.workers))
@@ -140,30 +162,35 @@ def test_a_worker_of_twice_the_speed_is_one_of_half_the_seconds() -> None:
         dataclasses.replace(asked, speed={"a": 0})
 
 
-@pytest.mark.parametrize("name", ["maniskill_openvla", "grpo_1.5b_case1"])
-def test_bars_are_who_sits_where(name: str) -> None:
-    profile = Profile.load(DOCS / f"{name}.json")
-    plans = plan(profile, 16)
-    for made in plans:
-        for simulated in (made.simulated, None):
-            picture = gantt(dataclasses.replace(made, simulated=simulated))
-            starts, ends, first, last, worker, kind = picture.bars.T
-            assert (starts >= 0).all() and (ends > starts).all() and (last > first).all() and set(kind) <= {BUSY, SWITCHING}
-            assert picture.lanes == 16 + sum(not len(s.devices) for s in made.candidate.placement.seats.values()) and last.max() <= picture.lanes
-            assert ends.max() == pytest.approx(picture.seconds, rel=0.05) and len(picture.bars) < 2000
-            seated = [len(made.candidate.placement.seats[w].devices) > 0 for w in picture.workers]
-            assert seated == sorted(seated, reverse=True), "as in its timeline, so that a worker has one colour on a page"
-            for number, who in enumerate(picture.workers):
-                own = worker == number
-                seat = made.candidate.placement.seats[who]
-                assert own.any()
-                if len(seat.devices):
-                    assert first[own].min() >= seat.devices.start and last[own].max() <= seat.devices.stop
-            if made.mode == "temporal":  # turns: never two at a time on a device
-                for lane in range(16):
-                    there = (first <= lane) & (last > lane)
-                    order = np.argsort(starts[there])
-                    assert (starts[there][order][1:] >= ends[there][order][:-1] - 0.01 * picture.seconds).all()
+@pytest.mark.parametrize("made", [*(Profile.load(DOCS / f"{n}.json") for n in ("maniskill_openvla", "grpo_1.5b_case1")), *map(random_profile, (7, 14))], ids=lambda p: p.name)
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_bars_are_who_sits_where(made: Profile, staleness: int) -> None:
+    """Of a simulated plan the spans of an iteration, on the lanes of their devices or, without any, behind these; members of a cell on the same devices have a
+    part of the height each."""
+    for one in (p for p in plan(made, 8, staleness=staleness, micro_batches=4) if p.simulated is not None):
+        placement, timeline = one.candidate.placement, one.timeline
+        seats, (last, seconds), picture = placement.seats, settled(timeline, staleness), gantt(one)
+        hosts, began, expected = [n for n in seats if not seats[n].devices], round((last - seconds) * 1e9), list[tuple[float, ...]]()
+        lanes = {n: list(s.devices) or [8 + hosts.index(n)] for n, s in seats.items()}
+        for number, track in ((i, t) for i, t in enumerate(timeline.tracks) if t.worker in seats):
+            name, on = track.worker, sorted(map(one.devices.index, track.devices)) or lanes[track.worker]
+            mates = [m for m in placement.setting.stages[placement.setting.home[name]].members if lanes[m] == lanes[name]]
+            at, each = mates.index(name), (on[-1] + 1 - on[0]) / len(mates)
+            for kinds in ((SpanKind.RUN,), (SpanKind.ONLOAD, SpanKind.OFFLOAD)):
+                rows = timeline.spans[(timeline.spans["track"] == number) & np.isin(timeline.spans["kind"], kinds)]
+                rows, joined = rows[(rows["end"] > began) & (rows["start"] < round(last * 1e9))], list[list[float]]()
+                for start, end in sorted((max(s["start"] - began, 0) / 1e9, (min(s["end"], round(last * 1e9)) - began) / 1e9) for s in rows):
+                    if joined and start - joined[-1][1] <= seconds / 800:
+                        joined[-1][1] = max(joined[-1][1], end)
+                    else:
+                        joined.append([start, end])
+                expected += [(*j, on[0] + each * at, on[0] + each * (at + 1), picture.workers.index(name), len(kinds) - 1) for j in joined]
+        assert np.array(sorted(map(tuple, picture.bars.tolist()))) == pytest.approx(np.array(sorted(expected)), rel=1e-5, abs=1e-6 * seconds)
+        seated = [len(seats[w].devices) > 0 for w in picture.workers]
+        assert picture.lanes == 8 + len(hosts) and seated == sorted(seated, reverse=True), "as in its timeline, so that a worker has one colour on a page"
+        followed = gantt(dataclasses.replace(one, simulated=None)).bars
+        assert (followed[:, 0] >= 0).all() and (followed[:, 1] > followed[:, 0]).all() and set(followed[:, 4]) == set(range(len(seats)))
+        assert all(lanes[picture.workers[int(w)]][0] <= low < high <= lanes[picture.workers[int(w)]][-1] + 1 for _, _, low, high, w, _ in followed)
 
 
 @pytest.mark.parametrize("name", ["grpo_1.5b_case1", "maniskill_openvla"])

@@ -311,7 +311,7 @@ def test_counters_are_used_again_and_never_more_than_a_few_are_made() -> None:
     del many
     gc.collect()
     again = [Gate() for _ in counters]
-    assert all(gate._counter >= 0 for gate in again) and Gate._made == gates.MOST, "no new ones"
+    assert all(gate._counter >= 0 for gate in again) and Gate._made == gates.MOST >= len(gates._USED), "no new ones"
     assert not any(gate.wait(0.0) for gate in again)  # what was open before is not open now
 
 

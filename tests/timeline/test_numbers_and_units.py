@@ -10,6 +10,7 @@ from built import random_rows, recorder_of
 from test_gains import TAILED, ran
 
 from rlinf_lab.timeline import Recorder, Timeline
+from rlinf_lab.timeline.account import stretch
 
 
 def told(rows: list[tuple[Any, ...]], first: Recorder, zero: int = 0, unit: int = 1) -> list[Any]:
@@ -31,7 +32,8 @@ def told(rows: list[tuple[Any, ...]], first: Recorder, zero: int = 0, unit: int 
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_numbers_zeros_and_units_change_nothing(seed: int) -> None:
+def test_numbers_zeros_and_units_change_nothing(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor does it matter how many lanes are looked at side by side."""
     rows = random_rows(seed, 40)
     if not seed:
         rows = [(s.track.worker, s.track.rank, s.track.devices, s.kind, s.start_ns, s.end_ns, s.iteration, s.channel, s.flow, s.items, s.name) for s in ran(TAILED, ranks=2, iterations=1).rows()]
@@ -41,3 +43,5 @@ def test_numbers_zeros_and_units_change_nothing(seed: int) -> None:
     assert told(rows, later) == usual
     for zero, unit in ((10**18, 1), (-777, 1), (0, 7), (5, 1000)):
         assert told(rows, Recorder(), zero, unit) == usual
+    monkeypatch.setattr(stretch, "_LONGEST_NS", 1)
+    assert told(rows, Recorder()) == usual
