@@ -103,7 +103,7 @@ def in_own_units(data: EpisodeList, space: Space) -> EpisodeList:
 
 
 def acting(policy: Any, factory: Any, given: str = "collect(policy") -> tuple[Callable[[Any], Any], str, bool]:
-    """(function from obs_N to action_N, who that is, whether the user wrote it). ``given``: the argument, for errors."""
+    """(function from obs_N to action_N, who that is, whether the user wrote it). ``given``: as errors name it."""
     if isinstance(policy, str) and policy == "expert":
         expert = factory.expert()
         return expert, repr(expert), False
