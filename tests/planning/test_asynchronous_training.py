@@ -41,12 +41,14 @@ def simulated(policy, *, count=4000, rho=1.5, updates=40, **fields):
 
 @pytest.mark.parametrize(("rho", "queue"), [(0.4, 2), (0.7, 1), (1.6, 1), (1.6, 3), (2.3, 2)])
 def test_the_mean_is_the_closed_form(rho, queue):
-    seconds, updates, groups = log_normal(48_000, mean=2.0 / rho, seed=3), 50, 128
+    seconds, updates = log_normal(48_000, mean=2.0 / rho, seed=3), 50
     setting = AsynchronousTraining(512, 256, 1.0, 2, StalenessPolicy("drop_oldest", queue=queue), steady=True)
     done = setting.simulate(seconds, updates=updates)
-    used = done.used(20)
-    tail = seconds[used].reshape(-1, 2).max(axis=1).mean() / seconds.mean()
-    assert setting.batch == 2 * groups
+    tail = seconds[done.used(20)].reshape(-1, 2).max(axis=1).mean() / seconds.mean()
+    ended, longest, waited = done.end_N[~np.isnan(done.end_N)], seconds.reshape(-1, 2).max(axis=1), (done.take_N - done.end_N)[done.used()]
+    assert ended[::2] == pytest.approx(seconds.mean() * 2 / 512 * np.arange(1, len(ended) // 2 + 1)), "groups at an even pace"
+    assert done.begin_N[: len(ended)] == pytest.approx(ended - np.repeat(longest, 2)[: len(ended)]) and (done.began_with_N[len(ended) :] == -1).all()
+    assert waited.min() >= -1e-9 and (rho > 1 or waited.min() < 1e-9), "who learns takes what has just come where it waits"
     assert done.staleness_N(20).mean() == pytest.approx(MeanStaleness(512, 256, queue, rho, tail).total, abs=0.05)
 
 
@@ -129,8 +131,8 @@ def by_hand(cell, turns):
     while running or out:
         there, most = sorted(out), (not running if cell.by_count else len(out))
         first, last = (there[0][0], there[-1][0]) if there else (now, now)
-        one_by_one = cell.by_count or last - now > cell.patience_s or (running and not cell.patience_s)
-        until = last if not one_by_one else now if running else first
+        together = not cell.by_count and last - now <= cell.patience_s and (cell.patience_s or not running)
+        until = last if together else now if running else first
         waited, now = waited + max(0.0, until - now), max(now, until)
         for when, who in [o for o in there if o[0] <= now + 1e-12][:most]:
             out.remove((when, who))
@@ -154,11 +156,10 @@ def by_hand(cell, turns):
 )  # fmt: skip
 def test_a_cell_with_tools_goes_step_by_step(turns, tools, patience, by_count, tool_s):
     cell = ToolCell(1.0, tool_s, tools, patience, by_count)
-    found = cell.simulate(turns)
+    found, best = cell.simulate(turns), cell.best(turns)
     assert [found.steps, found.seconds, found.waited_s, *found.ends_s] == pytest.approx(by_hand(cell, turns))
     tries = [(by_hand(one, turns), one.patience_s) for one in (dataclasses.replace(cell, by_count=False, patience_s=p) for p in (0.0, tool_s, math.inf))]
     level = [(steps, patient) for (steps, now, *_), patient in tries if now <= min(done[1] for done, _ in tries) + 0.5]
-    best = cell.best(turns)
     assert (by_hand(best, turns)[0], best.patience_s) == min(level) and not best.by_count
 
 

@@ -303,8 +303,8 @@ def every_tree(problem: Problem, leaves: int) -> list[Tree]:
     for cut in Cuts.shared(problem).of(leaves):
         for parts in itertools.product(every_tree(problem, cut.before), every_tree(problem, cut.after)):
             counts = list(zip(*(p.devices for p in parts), problem.devices, strict=True))
-            far = tuple(max(a, b, min(n, a + b - 1) if a and b else 0) for a, b, n in counts)
-            found += [Composed(TEMPORAL, *parts, on, 0) for on in {far, tuple(max(a, b) for a, b, _ in counts)}]
+            seats = {tuple(max(a, b, min(n, a + b - 1) if far and a and b else 0) for a, b, n in counts) for far in (False, True)}
+            found += [Composed(TEMPORAL, *parts, on, 0) for on in seats]
             found += [Composed(SPATIAL, *parts, tuple(a + b for a, b, _ in counts), 0)] if all(a + b <= n for a, b, n in counts) else []
     return found
 
