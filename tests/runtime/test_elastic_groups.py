@@ -70,8 +70,7 @@ def test_who_goes_in_the_middle_of_a_call_hands_over_and_who_comes_takes_part_in
 def test_who_leaves_in_the_middle_of_a_call_has_gone_before_it_ends(kind: str) -> None:
     flow = Workflow("going")
     numbers, doubled = flow.channels("numbers", "doubled")
-    doubles, sink, sessions = flow.worker(Doubles, name="doubles"), flow.worker(Sink, name="sink"), list[Any]()
-    items = itertools.count()
+    doubles, sink, sessions, items = flow.worker(Doubles, name="doubles"), flow.worker(Sink, name="sink"), list[Any](), itertools.count()
 
     @flow.iteration
     def iteration() -> Any:
