@@ -29,12 +29,19 @@ NAMES: dict[str, tuple[str, ...]] = {
 
 def action_names(id: str, env: gymnasium.Env) -> tuple[str, ...] | None:
     """By the table, or by its own ``get_action_meanings()``, as Atari's have it. None: not known."""
-    told: Any = getattr(env.unwrapped, "get_action_meanings", None)
-    if callable(told):
-        return tuple(str(name).lower() for name in told())
-    task = re.sub(r"-v\d+$", "", id.rpartition("/")[2])
-    names = NAMES.get(task)
+    names = _meanings(env.unwrapped)
+    if names is None:
+        names = NAMES.get(re.sub(r"-v\d+$", "", id.rpartition("/")[2]))
     return names if names is not None and len(names) == _count(env.action_space) else None
+
+
+def _meanings(env: Any) -> tuple[str, ...] | None:
+    """What it says itself. Somebody's own method of that name may want arguments, or give something else."""
+    try:
+        told = env.get_action_meanings()
+    except Exception:  # nobody is hindered from training by names
+        return None
+    return tuple(str(name).lower() for name in told) if isinstance(told, (list, tuple)) else None
 
 
 def _count(space: Any) -> int | None:

@@ -110,3 +110,92 @@ def test_a_policy_is_taken_over_and_a_gamepad_drives(jupyterlab: Any) -> None:
     found = said(lab)
     assert "(-1.0, 0.0, 0.0, 0.0)" in found and "(0.75, 0.0, 0.5, 0.0)" in found
     assert not errors and not lab.errors()
+
+
+# A point on a line that never ends by itself, quick to step and to draw.
+LINE = """
+import gymnasium, numpy as np, rlinf_lab as lab
+from gymnasium import spaces
+class Line(gymnasium.Env):
+    observation_space, action_space = spaces.Box(-np.inf, np.inf, (1,), np.float32), ACTIONS
+    metadata, render_mode = {"render_modes": ["rgb_array"]}, "rgb_array"
+    def reset(self, *, seed=None, options=None):
+        self.x = 0.0
+        return np.zeros(1, np.float32), {}
+    def step(self, action):
+        self.x += float(np.sum(action))
+        return np.array([self.x], np.float32), self.x, False, False, {}
+    def render(self):
+        return np.full((60, 60, 3), 128, np.uint8)
+seat = lab.teleoperate(Line, SETTINGS)
+seat
+"""
+
+
+def line(actions: str, settings: str) -> str:
+    return LINE.replace("ACTIONS", actions).replace("SETTINGS", settings)
+
+
+def test_a_slider_that_comes_back_to_where_it_was_is_let_go_of(jupyterlab: Any) -> None:
+    lab, errors = opened(jupyterlab, "teleop_slider", line("spaces.Box(-1, 1, (3,), np.float32)", "max_episode_steps=500"), "seat")
+    box = lab.page.locator(f'{ROOT} input[aria-label="action 1"]').bounding_box()
+    middle, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+    lab.page.mouse.move(middle, y)
+    lab.page.mouse.down()
+    lab.page.mouse.move(middle + 40, y)
+    until_step(lab, 2)
+    lab.page.mouse.move(middle, y)
+    lab.page.mouse.move(middle, y - 200)  # off it
+    lab.page.mouse.up()
+    lab.page.keyboard.down("KeyW")  # of the same axis: the slider would go before it
+    lab.wait_until(lambda: lab.page.locator(f"{ROOT} .rl-axis output").nth(1).inner_text() == "1.00", "the key")
+    lab.page.keyboard.up("KeyW")
+    # By its own keys it moves step by step, and keeps the focus.
+    lab.page.locator(f'{ROOT} input[aria-label="action 2"]').focus()
+    step = int(data(lab, ROOT, "step"))
+    lab.page.keyboard.press("ArrowRight")
+    until_step(lab, step + 1)
+    assert lab.page.evaluate("() => document.activeElement.ariaLabel") == "action 2"
+    assert not errors and not lab.errors()
+
+
+def test_buttons_are_pressed_by_keys_of_their_own(jupyterlab: Any) -> None:
+    lab, errors = opened(jupyterlab, "teleop_buttons", line("spaces.Discrete(3)", "max_episode_steps=500"), "[e.action_T.tolist() for e in seat.data]")
+    lab.page.locator(f"{ROOT} .rl-choice").nth(1).focus()
+    lab.page.keyboard.press("Enter")
+    until_step(lab, 1)
+    lab.page.keyboard.press("Space")
+    until_step(lab, 2)
+    lab.page.locator(f"{ROOT} button", has_text="End").last.focus()
+    lab.page.keyboard.press("Enter")
+    lab.wait_until(lambda: data(lab, ROOT, "state") == "over", "the episode's end")
+    lab.page.locator(f"{ROOT} .rl-asks button", has_text="Discard").focus()
+    lab.page.keyboard.press("Enter")  # elsewhere it keeps the episode
+    lab.wait_until(lambda: data(lab, ROOT, "state") == "ready", "another beginning")
+    lab.page.keyboard.press("Digit3")
+    until_step(lab, 1)
+    lab.page.keyboard.press("Enter")
+    lab.wait_until(lambda: data(lab, ROOT, "state") == "over", "the episode's end")
+    lab.page.keyboard.press("Enter")
+    lab.wait_until(lambda: data(lab, ROOT, "kept") == "1", "it is kept")
+    assert said(lab) == "[[2]]"
+    assert not errors and not lab.errors()
+
+
+def test_what_is_held_at_an_end_or_where_the_page_goes_is_let_go_of(jupyterlab: Any) -> None:
+    lab, errors = opened(jupyterlab, "teleop_held", line("spaces.Box(-1, 1, (1,), np.float32)", "max_episode_steps=4, keep='all'"), "len(seat.data), seat._seat._held")
+    lab.page.locator(f"{ROOT} .rl-view").click()
+    lab.page.keyboard.down("ArrowRight")
+    lab.wait_until(lambda: data(lab, ROOT, "kept") == "1" and data(lab, ROOT, "state") == "ready", "the next beginning")
+    lab.page.evaluate(PAD)
+    until_step(lab, 1)  # the stick is at it
+    lab.wait_until(lambda: data(lab, ROOT, "kept") == "2" and data(lab, ROOT, "state") == "ready", "it waits for the stick to be let go of")
+    assert said(lab) == "2 None"
+    lab.page.keyboard.up("ArrowRight")
+    lab.page.evaluate("() => { window.pad.connected = false; }")
+    lab.page.locator(f"{ROOT} .rl-view").click()
+    lab.page.keyboard.down("ArrowLeft")
+    until_step(lab, 1)
+    lab.page.evaluate("() => window.dispatchEvent(new Event('blur'))")
+    lab.wait_until(lambda: said(lab).endswith("None"), "nothing is held")
+    assert not errors and not lab.errors()

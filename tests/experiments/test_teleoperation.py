@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import _thread
+import json
+import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
@@ -103,7 +107,7 @@ def test_time_stands_still_until_something_is_held_and_an_episode_is_kept_when_a
     page.hold(axes=[0.0], engaged=False)
     assert now["success"] and now["by"] == "person" and now["action"] == {"axes": [0.5]} and len(seat.data) == 0
     page.say({"type": "ask", "what": "keep"})
-    page.wait(lambda now: now["state"] == "ready" and len(now["kept"]) == 1)
+    page.wait(lambda now: now["state"] == "ready" and now["kept"] == 1)
     (episode,) = seat.data
     assert episode.action_T.tolist() == [[1.0]] * len(episode), "in the environment's own units"
     assert episode.success and not episode.terminated and not episode.truncated and episode.final_obs[0] > 3
@@ -236,6 +240,28 @@ def test_an_environment_that_fails_says_so_and_what_was_kept_stays(seats: Any) -
     assert 1 <= len(seat.data) <= 3 and "the arm is stuck" in repr(seat)
 
 
+def test_an_environment_that_hangs_hinders_nobody(seats: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    stepping, goes_on = threading.Event(), threading.Event()
+
+    class Hangs(Line):
+        def step(self, action: Any) -> Any:
+            stepping.set()
+            goes_on.wait(60)
+            return super().step(action)
+
+    monkeypatch.setattr("rlinf_lab.experiments.teleoperation.seat.CLOSED_S", 0.1)
+    seat = seats(Hangs)
+    page = Page(seat)
+    page.wait(lambda now: now["state"] == "ready")
+    page.hold(axes=[1.0])
+    assert stepping.wait(60) and page.sees()["state"] == "ready", "the page is answered"
+    with pytest.warns(UserWarning, match="Hangs: it has not ended its step for 0.1 s"):
+        seat.close()
+    goes_on.set()
+    seat._seat._thread.join(60)
+    assert not seat._seat._thread.is_alive() and len(seat.data) == 0
+
+
 def test_a_closed_one_says_so(seats: Any) -> None:
     seat = seats(Line)
     seat.close()
@@ -302,6 +328,149 @@ def test_corrections_need_a_policy(seats: Any) -> None:
         seat.drive(lambda obs_N: obs_N, after=True)
 
 
+# --- what somebody does at the wrong time ------------------------------------------------------------------------------------
+def by_two(obs_N: Any) -> Any:
+    return np.ones((len(obs_N), 1))
+
+
+def test_a_function_drives_although_an_episode_waits_to_be_decided_on(seats: Any) -> None:
+    seat = seats(Line)
+    page = Page(seat)
+    page.wait(lambda now: now["state"] == "ready")
+    page.hold(axes=[0.5])
+    page.wait(lambda now: now["state"] == "over")
+    (driven,) = seat.drive(by_two)
+    assert set(driven.action_T[:, 0].tolist()) == {2.0} and len(seat.data) == 1
+
+
+def test_an_episode_that_was_interrupted_is_no_part_of_what_follows(seats: Any) -> None:
+    seat, goes_on = seats(Line, keep="all"), threading.Event()
+
+    def act(obs_N: Any) -> Any:
+        if abs(obs_N[0, 0]) > 0.6:  # after a step or two
+            _thread.interrupt_main()
+            goes_on.wait(60)
+        return np.full((len(obs_N), 1), 0.3)
+
+    with pytest.raises(KeyboardInterrupt):
+        seat.drive(act)
+    goes_on.set()
+    page = Page(seat)
+    page.wait(lambda now: now["state"] == "ready" and now["step"] == 0)
+    page.hold(axes=[0.5])
+    page.wait(lambda now: now["kept"] == 1)
+    assert set(seat.data[0].action_T[:, 0].tolist()) == {1.0}
+
+
+def test_a_function_that_leaves_is_its_callers_too(seats: Any) -> None:
+    seat = seats(Line, keep="all")
+    with pytest.raises(SystemExit):
+        seat.drive(lambda obs_N: sys.exit(3))
+    assert len(seat.drive(by_two)) == 1
+
+
+def test_who_holds_a_key_to_the_end_does_not_begin_the_next_episode_with_it(seats: Any) -> None:
+    seat = seats(Line, keep="all")
+    page = Page(seat)
+    page.say({"type": "speed", "speed": 50})
+    page.wait(lambda now: now["state"] == "ready")
+    page.hold(axes=[1.0])
+    page.wait(lambda now: now["kept"] == 1 and now["state"] == "ready")
+    page.hold(axes=[-0.5])
+    page.hold(axes=[0.0], engaged=False)
+    page.wait(lambda now: now["step"] == 1)
+    page.say({"type": "ask", "what": "keep"})  # a second click on a button that was there a moment ago
+    page.say({"type": "ask", "what": "end"})
+    page.wait(lambda now: now["kept"] == 2)
+    assert seat.data[1].action_T.tolist() == [[-1.0]]
+
+
+def test_what_stays_where_it_was_put_does_not_stay_in_the_next_episode(seats: Any) -> None:
+    seat = seats(Line, keep="all", realtime=True)
+    page = Page(seat)
+    page.say({"type": "speed", "speed": 50})
+    page.wait(lambda now: now["state"] == "ready")
+    page.hold(axes=[0.25], engaged=False)
+    page.say({"type": "go", "goes": True})
+    page.wait(lambda now: now["kept"] == 1)
+    page.wait(lambda now: now["step"] >= 2)
+    page.say({"type": "ask", "what": "end"})
+    page.wait(lambda now: now["kept"] == 2)
+    assert [set(e.action_T[:, 0].tolist()) for e in seat.data[:2]] == [{0.5}, {0.0}]
+
+
+def test_in_real_time_the_last_choice_goes_on_where_none_is_to_do_nothing(seats: Any) -> None:
+    class Two(Turns):
+        action_space = spaces.Discrete(2, start=2)
+
+    seat = seats(Two, realtime=True, keep="all")
+    page = Page(seat)
+    page.say({"type": "speed", "speed": 50})
+    page.wait(lambda now: now["state"] == "ready")
+    page.say({"type": "go", "goes": True})
+    page.hold(choice=1)
+    page.hold(choice=None, engaged=False)
+    page.wait(lambda now: now["kept"] == 1)
+    assert page.wait(lambda now: now["state"] == "ready")["step"] == 0, "nobody has chosen yet in the next one"
+    assert seat.data[0].action_T.tolist() == [3, 3, 3]
+
+
+def test_the_last_step_before_a_rest_is_always_shown(seats: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlinf_lab.experiments.teleoperation.panel.PICTURES_S", 1e9)  # a page that wants none
+    seat = seats(Line)
+    sent: list[dict[str, Any]] = []
+    page = Page(seat)
+    page.wait(lambda now: now["state"] == "ready")
+    monkeypatch.setattr(seat, "_transmit", lambda kind, content, parts: sent.append(content))
+    for step in (1, 2, 3):
+        page.hold(axes=[0.1])
+        page.hold(axes=[0.0], engaged=False)
+        page.wait(lambda now, step=step: sent and sent[-1]["step"] == step)
+
+
+def test_rewards_without_bounds_are_shown_and_kept(seats: Any) -> None:
+    class Endless(Line):
+        def step(self, action: Any) -> Any:
+            obs, _, *ends = super().step(action)
+            return obs, np.inf, *ends
+
+    seat = seats(Endless, keep="all")
+    page = Page(seat)
+    assert len(seat.drive(by_two, 2)) == 2
+    now = page.sees()
+    assert json.dumps(now, allow_nan=False) and [e["return"] for e in now["last"]] == [None, None]
+
+
+def test_of_many_episodes_a_page_is_told_the_last_ones(seats: Any) -> None:
+    seat = seats(Line, by_two, keep="all")
+    page = Page(seat)
+    seat.drive(by_two, 30)
+    now = page.sees()
+    assert now["kept"] == 30 and [e["steps"] for e in now["last"]] == [len(e) for e in seat.data[6:]]
+    assert now["corrections"] == [30, seat.data.steps]
+
+
+def test_an_environment_is_made_to_look_at_it_and_to_drive_it_and_no_more(seats: Any) -> None:
+    class Counted(Line):
+        made = 0
+
+        def __init__(self) -> None:
+            Counted.made += 1
+
+    seat = seats(Counted, keep="all", max_episode_steps=2)
+    before = Counted.made
+    seat.drive(lambda obs_N: np.zeros((len(obs_N), 1)))
+    assert seat.data.spec.max_episode_steps == len(seat.data[0]) == 2 and Counted.made <= before + 1
+
+
+def test_only_where_nothing_limits_an_episode_is_it_cut(seats: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlinf_lab.experiments.teleoperation.seat.LONGEST", 5)
+    still = lambda obs_N: np.zeros((len(obs_N), 1))  # noqa: E731
+    (cut,) = seats(Line, keep="all").drive(still)
+    (limited,) = seats(Line, keep="all", max_episode_steps=9).drive(still)
+    assert (len(cut), cut.terminated, cut.truncated) == (5, False, False) and (len(limited), limited.truncated) == (9, True)
+
+
 # --- controls -------------------------------------------------------------------------------------------------------------
 def controls(space: spaces.Space, names: tuple[str, ...] | None = None, keys: Any = None) -> Controls:
     return Controls.of(EnvSpec("mine/Own-v0", Line.observation_space, space, action_names=names), keys)
@@ -330,7 +499,9 @@ def test_keys_follow_the_names_of_actions() -> None:
     assert [b.keys for b in controls(spaces.Discrete(12)).bindings] == [(f"Digit{n}",) for n in (1, 2, 3, 4, 5, 6, 7, 8, 9, 0)], "the others by mouse"
     hand = controls(spaces.Box(-1, 1, (4,)), ("x", "y", "z", "gripper"))
     assert hand.stays == (False, False, False, True) and {b.keys: b.does for b in hand.bindings}["KeyR",] == (0, 0, 0, 1)
-    assert controls(spaces.MultiBinary(2)).action({"axes": [0.5, -1]}).tolist() == [1, 0]
+    switches = controls(spaces.MultiBinary(2))
+    assert controls(spaces.Box(-3, 3, ())).action({"axes": [-0.5]}) == -1.5
+    assert switches.action({"axes": [0.5, -1]}).tolist() == [1, 0] and [b.keys[0] for b in switches.bindings] == ["ArrowRight", "ArrowUp", "Space"]
     own = controls(spaces.Box(-1, 1, (2,)), keys={"w": [0, 1], ("a", "w"): [-1, 1], "wd": [1, 1], "ArrowUp": [0, 0.5], " ": [0, 0]})
     assert [b.keys for b in own.bindings] == [("KeyW",), ("KeyA", "KeyW"), ("KeyW", "KeyD"), ("ArrowUp",), ("Space",)]
     assert own.bindings[1].does == (-1, 1) and "KeyW: action 1 +1" in repr(own)
@@ -340,3 +511,8 @@ def test_keys_follow_the_names_of_actions() -> None:
 def test_known_tasks_say_what_their_actions_are_called(id: str, count: int) -> None:
     names = lab.envs.make_vec(id, 1).spec.action_names
     assert names is not None and len(names) == count == len(set(names))
+
+
+@pytest.mark.parametrize("told", [lambda self, action: "left", lambda self: {1: "back"}, lambda self: ["one"], lambda self: None])
+def test_what_somebody_means_otherwise_by_that_name_hinders_nobody(told: Any) -> None:
+    assert lab.envs.make_vec(type("Own", (Turns,), {"get_action_meanings": told}), 1).spec.action_names is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import sys
 from pathlib import Path
@@ -111,7 +112,8 @@ def test_a_run_has_the_staleness_that_was_simulated_item_by_item(monkeypatch):
     (lambda: GroupQueue(StalenessPolicy(), 0), "batch=0"), (lambda: AsynchronousTraining(4, 5, 1.0, 2), "no multiple of group_size=2. Next: 4"),
     (lambda: AsynchronousTraining(4, 4, 0.0), "training_s is 0.0"), (lambda: AsynchronousTraining(4, 4, 1.0).simulate([]), "at least one group"),
     (lambda: AsynchronousTraining(4, 4, 1.0).simulate([1.0, float("nan")]), "finite durations"),
-    (lambda: ToolCell(0.0, 1.0), "step_s must be above 0"), (lambda: ToolCell(1.0, 1.0).simulate([(3, 0)]), "turns of at least one token"),
+    *((lambda odd=odd: ToolCell(*odd), "step_s must be above 0") for odd in ((0.0, 1.0), (math.inf, 1.0), (1.0, -1.0), (1.0, math.inf), (1.0, 1.0, 1, -1.0))),
+    *((lambda odd=odd: ToolCell(1.0, 1.0, odd), "ToolCell.tools is") for odd in (0, True, 1.0)), (lambda: ToolCell(1.0, 1.0).simulate([(2,), (3, 0)]), "turns of at least one token"),
     (lambda: ResponseLengths.of_completion([(1.0, 0.5)], 1.0), "ends at 1"), (lambda: ResponseLengths.of_completion([(1.0, 1.0)], 0.0), "rate above 0"),
     (lambda: ResponseLengths.of_completion([(2.0, 0.5), (1.0, 1.0)], 1.0), "in the order of time"),
 ])  # fmt: skip
@@ -121,32 +123,43 @@ def test_numbers_that_cannot_work_are_named(make, says):
 
 
 # --- the cell of generation and tools; lengths drawn from a completion curve ----------------------------------------
-TOY = [(10, 2 + 3 * p) if p % 2 else (12 + 3 * p,) for p in range(8)]
+def by_hand(cell, turns):
+    now, steps, waited, ends, free, out = 0.0, 0, 0.0, [0.0] * len(turns), [0.0] * cell.tools, []
+    running, later = {i: t[0] for i, t in enumerate(turns)}, [list(t[1:]) for t in turns]
+    while running or out:
+        there, most = sorted(out), (not running if cell.by_count else len(out))
+        first, last = (there[0][0], there[-1][0]) if there else (now, now)
+        one_by_one = cell.by_count or last - now > cell.patience_s or (running and not cell.patience_s)
+        until = last if not one_by_one else now if running else first
+        waited, now = waited + max(0.0, until - now), max(now, until)
+        for when, who in [o for o in there if o[0] <= now + 1e-12][:most]:
+            out.remove((when, who))
+            running[who] = later[who].pop(0)
+        steps, now = steps + 1, now + cell.step_s
+        for who in [i for i, left in running.items() if left == 1]:
+            if later[who]:
+                tool = free.index(min(free))
+                free[tool] = max(now, free[tool]) + cell.tool_s
+                out.append((free[tool], who))
+            else:
+                ends[who] = now
+        running = {i: left - 1 for i, left in running.items() if left > 1}
+    return [steps, now, waited, *ends]
 
 
-def test_the_toy_of_tools():
-    assert ToolCell(0.004, 0.03, by_count=True).simulate(TOY).steps == 86
-    for tools, plain in ((1, 63), (4, 41)):
-        cell = ToolCell(0.004, 0.03, tools)
-        found = cell.best(TOY).simulate(TOY)
-        assert cell.simulate(TOY).steps == plain and found.steps == 33
-        assert found.seconds <= cell.simulate(TOY).seconds + 1e-9
-
-
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     st.lists(st.lists(st.integers(1, 6), min_size=1, max_size=4), min_size=1, max_size=6), st.integers(1, 3), st.sampled_from([0.0, 0.5, 2.0, math.inf]),
     st.booleans(), st.sampled_from([0.0, 0.7, 3.0]),
 )  # fmt: skip
-def test_bounds_that_always_hold(turns, tools, patience, by_count, tool_s):
-    found = ToolCell(1.0, tool_s, tools, patience, by_count).simulate(turns)
-    longest, total, calls = max(map(sum, turns)), sum(map(sum, turns)), sum(len(t) - 1 for t in turns)
-    assert longest <= found.steps <= total
-    assert found.seconds == pytest.approx(found.steps + found.waited_s)
-    assert found.seconds >= max(sum(t) + tool_s * (len(t) - 1) for t in turns) - 1e-9
-    assert found.seconds >= calls * tool_s / tools - 1e-9 and max(found.ends_s) == pytest.approx(found.seconds)
-    best = ToolCell(1.0, tool_s, tools).best(turns).simulate(turns)
-    assert best.seconds <= ToolCell(1.0, tool_s, tools).simulate(turns).seconds + 0.5
+def test_a_cell_with_tools_goes_step_by_step(turns, tools, patience, by_count, tool_s):
+    cell = ToolCell(1.0, tool_s, tools, patience, by_count)
+    found = cell.simulate(turns)
+    assert [found.steps, found.seconds, found.waited_s, *found.ends_s] == pytest.approx(by_hand(cell, turns))
+    tries = [(by_hand(one, turns), one.patience_s) for one in (dataclasses.replace(cell, by_count=False, patience_s=p) for p in (0.0, tool_s, math.inf))]
+    level = [(steps, patient) for (steps, now, *_), patient in tries if now <= min(done[1] for done, _ in tries) + 0.5]
+    best = cell.best(turns)
+    assert (by_hand(best, turns)[0], best.patience_s) == min(level) and not best.by_count
 
 
 def test_lengths_have_the_curve_they_are_drawn_from():

@@ -77,6 +77,7 @@ def test_no_plan_is_better(name: str, seeds: range, monkeypatch: pytest.MonkeyPa
         truth = best(problem)
         assert seconds(problem) == truth, f"seed {seed}"
         assert seconds(problem, ceiling=truth) == truth, f"seed {seed}, pruned as tightly as can be"
+        assert seed % 4 or best(problem, most=truth) == best(problem, dominance=True, most=truth) == truth <= best(problem, most=truth - 0.5)
         differ += family.other is not None and truth != best(family.other(problem))
     assert differ or family.other is None
 
@@ -99,15 +100,6 @@ def test_no_plan_of_a_large_graph_is_faster() -> None:
         problem = random_problem(seed, leaves=(5, 8), devices=(17, 64), ticks=1000)
         found = seconds(problem)
         assert best(problem, dominance=True, most=found) == found, f"seed {seed}"
-
-
-@sweep(6, 30, first=300)
-def test_the_enumeration_within_a_limit_is_the_one_without(seeds: range) -> None:
-    for seed in seeds:
-        problem = random_problem(seed, leaves=(2, 4), devices=(2, 9))
-        truth = best(problem)
-        assert best(problem, most=truth) == truth and best(problem, dominance=True, most=truth) == truth, f"seed {seed}"
-        assert best(problem, most=truth - 0.5) >= truth, f"seed {seed}"
 
 
 def least_beside(problem: Problem, leaf: int, g: int, left: int) -> tuple[float, float]:

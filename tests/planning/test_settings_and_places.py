@@ -21,7 +21,6 @@ from rlinf_lab.planning.placement.placement import Placement
 from rlinf_lab.planning.placement.search_space import Setting
 from rlinf_lab.planning.placement.to_execution_plan import micro_batch_between
 from rlinf_lab.planning.planner.planner import plan
-from rlinf_lab.planning.profile import memory
 from rlinf_lab.planning.profile.profile import (
     Cell,
     DeviceKind,
@@ -150,16 +149,6 @@ def test_whole_items_decide_what_fits(items: int, devices: int, per_item: float,
     assert placement.gib(0) == fits * per_item and placement.misfit() == ""
     with pytest.raises(PlanError, match="'a' needs"):
         Setting.of(one.replace(device_memory_gib=fits * per_item - 1), devices, micro_batches=1)
-
-
-def test_whole_items_of_ranks_scenes_and_sequences() -> None:
-    eight = np.array([8])
-    spread_out = dataclasses.replace(BATCH, memory=Memory(1.0, 8.0), ranks=RankRule(4))
-    assert memory.needed(spread_out, eight, 3.0)[0] == 1 + 8 * 2 / 4  # two ranks of four: one holds two items, on four devices
-    scenes = dataclasses.replace(spread_out, kind="simulator", ranks=RankRule())
-    assert memory.kept(scenes, eight, 9.0)[0] == 1 + 8 * 2
-    assert memory.needed(spread_out, eight, 1.5)[0] == memory.needed(spread_out, eight, 2.0)[0]
-    assert memory.slots(spread_out, eight, np.array([1 + 8 * 2.9 / 4]))[0] == 2
 
 
 def test_who_works_on_the_host_is_not_switched() -> None:

@@ -65,7 +65,7 @@ class Controls:
         space, names = spec.action_space, spec.action_names
         if isinstance(space, spaces.Discrete):
             return _choices(spec.id, space, names, keys_to_action)
-        size = math.prod(space.shape) if isinstance(space, (spaces.Box, spaces.MultiBinary)) and space.shape else 0
+        size = math.prod(space.shape) if isinstance(space, (spaces.Box, spaces.MultiBinary)) else 0
         if not 1 <= size <= MOST_AXES:
             raise ConfigError(
                 f"teleoperate({spec.id!r}): its actions are {shown(space)}; keys and sliders drive {DRIVES} of at most "
@@ -88,7 +88,7 @@ class Controls:
             return np.asarray(choice + int(self.space.start), self.space.dtype)  # type: ignore[attr-defined]
         try:
             axes_A = np.asarray(told.get("axes"), np.float64)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             axes_A = np.empty(0)
         if axes_A.shape != (len(self.names),) or not np.isfinite(axes_A).all():
             raise ValueError(f"{len(self.names)} finite numbers are needed, not {shown(told.get('axes'))}")
@@ -173,16 +173,15 @@ def _axes(
         return Controls(
             space, names, stays, tuple(Binding(_codes(id, held), _part(id, size, does)) for held, does in keys.items())
         )
-    bindings = []
-    for i, pair in enumerate(PAIRS[:size] if size > len(ARROWS) else ()):
-        bindings += [Binding((key,), _unit(size, i, by)) for key, by in zip(pair, (-1.0, 1.0), strict=True)]
-    for i, pair in enumerate(ARROWS[:size]):
-        bindings += [Binding((key,), _unit(size, i, by)) for key, by in zip(pair, (-1.0, 1.0), strict=True)]
+    pairs = [*enumerate(PAIRS[:size] if size > len(ARROWS) else ()), *enumerate(ARROWS[:size])]
+    ends = (None, 1.0) if isinstance(space, spaces.MultiBinary) else (-1.0, 1.0)  # nothing is less than off
+    bindings = [
+        Binding((key,), tuple(by if k == i else 0.0 for k in range(size)))
+        for i, pair in pairs
+        for key, by in zip(pair, ends, strict=True)
+        if by is not None
+    ]
     return Controls(space, names, stays, (*bindings, Binding((IDLE_KEY,), (0.0,) * size)))
-
-
-def _unit(size: int, axis: int, by: float) -> tuple[float, ...]:
-    return tuple(by if i == axis else 0.0 for i in range(size))
 
 
 def _codes(id: str, keys: Any) -> tuple[str, ...]:
@@ -221,7 +220,7 @@ def _choice(id: str, space: spaces.Discrete, action: Any) -> int:
 def _part(id: str, size: int, does: Any) -> tuple[float, ...]:
     try:
         array = np.asarray(does, np.float64).reshape(-1)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         array = np.empty(0)
     if array.shape != (size,) or not np.isfinite(array).all() or (np.abs(array) > 1).any():
         raise ConfigError(

@@ -5,25 +5,28 @@ from __future__ import annotations
 import atexit
 import base64
 import html
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from numbers import Integral
 from typing import Any
 
 import traitlets
+from gymnasium import Space
 
 from rlinf_lab.datasets import DataSpec, Episode, EpisodeList
 from rlinf_lab.errors import ConfigError, counted, shown
 from rlinf_lab.experiments.collecting.collect import acting, id_of, in_own_units
 from rlinf_lab.experiments.evaluation import check_counts
+from rlinf_lab.experiments.film import alike
 from rlinf_lab.experiments.teleoperation.controls import Controls
 from rlinf_lab.experiments.teleoperation.seat import CLOSED, FAILED, KEEPS, RUNNING, SPEEDS, News, Seat, Settings
 from rlinf_lab.notebook import side_by_side
-from rlinf_lab.recipes.film import alike
 from rlinf_lab.trees import Tree
-from rlinf_lab.vecenv import environment
+from rlinf_lab.vecenv import EnvFactory, environment
 from rlinf_lab.widgets import express, fallback
 from rlinf_lab.widgets.assets import module, stylesheet
 from rlinf_lab.widgets.pushed import PushedWidget
@@ -31,6 +34,7 @@ from rlinf_lab.widgets.pushed import PushedWidget
 PICTURES_S = 1 / 30  # between two pictures
 MOST_UNSEEN = 3  # pictures on their way to a page
 READY_S = 30.0  # that the environment may take until it is shown
+MOST_CHIPS = 24  # episodes that a page lists, the last ones
 GONE_S = 3.0  # a page that has not seen a picture for so long is not looked at
 
 
@@ -82,11 +86,12 @@ def teleoperate(
             f"teleoperate({shown(env, 60)}): a vector of {factory.size} environments; one can be driven. Next: "
             "its id, or a function that makes one."
         )
-    spec = factory.spec()
+    spec = factory.spec(max_episode_steps)
     controls = Controls.of(spec, keys_to_action)
     act, by = (None, "") if policy is None else acting(policy, factory, "teleoperate")[:2]
     settings = Settings(seed, max_episode_steps, keep, end_on_success, realtime, task or spec.id)
-    return Teleoperation(env, factory, controls, act, by, settings)
+    known = DataSpec(spec.observation_space, spec.action_space, id_of(env, spec.id), spec.max_episode_steps)
+    return Teleoperation(factory, known, spec.native_action_space, controls, act, by, settings)
 
 
 class Teleoperation(PushedWidget):
@@ -102,14 +107,15 @@ class Teleoperation(PushedWidget):
 
     def __init__(
         self,
-        env: Any,
-        factory: Any,
+        factory: EnvFactory,
+        known: DataSpec,
+        native: Space | None,
         controls: Controls,
         act: Callable[[Tree], Tree] | None,
         by: str,
         settings: Settings,
     ) -> None:
-        self._env, self._factory, self._by, self._limit = env, factory, by, settings.max_episode_steps
+        self._factory, self._known, self._native, self._by = factory, known, native, by
         self._unseen: deque[tuple[int, float]] = deque()  # numbers of pictures on their way, and since when
         self._told_at, self._news, self._kept = 0.0, News(), 0
         self._pictures_sent = 0
@@ -126,7 +132,7 @@ class Teleoperation(PushedWidget):
     @property
     def data(self) -> EpisodeList:
         """The episodes that were kept, in order. Actions are in the environment's own units."""
-        return self._list(self._seat.kept, f"person and {self._by}" if self._by else "person")
+        return self._since(0)
 
     @property
     def corrections(self) -> EpisodeList:
@@ -137,19 +143,19 @@ class Teleoperation(PushedWidget):
             raise ConfigError("corrections: no policy acts here. Next: data; or teleoperate(env, policy=run).")
         return self._list(self._seat.corrections, "person")
 
+    def _since(self, number: int) -> EpisodeList:
+        return self._list(self._seat.kept[number:], f"person and {self._by}" if self._by else "person")
+
     def _list(self, episodes: list[Episode], by: str) -> EpisodeList:
-        spec = self._factory.spec()
-        limit = self._limit if self._limit is not None else spec.max_episode_steps
-        known = DataSpec(spec.observation_space, spec.action_space, id_of(self._env, spec.id), limit, by=by)
-        data = EpisodeList(known, list(episodes))
-        return data if spec.native_action_space is None else in_own_units(data, spec.native_action_space)
+        data = EpisodeList(replace(self._known, by=by), list(episodes))
+        return data if self._native is None else in_own_units(data, self._native)
 
     def drive(self, act: Any, episodes: int = 1, *, after: int = 0) -> EpisodeList:
         """Have ``act`` at the controls for whole episodes, as fast as it goes. Returns those that were kept.
 
         ``act``: as the policy of `collect`; a function may also give None, which leaves the step to the policy.
         ``after``: steps of each episode that the policy takes first, as if a person watched it for so long. Raises what
-        ``act`` raises; its episode is discarded then.
+        ``act`` raises; its episode is discarded then, as is one that a person has begun or has not decided on.
         """
         check_counts("drive", episodes, 0)
         if isinstance(after, bool) or not isinstance(after, Integral) or after < 0 or (after and not self._by):
@@ -160,7 +166,7 @@ class Teleoperation(PushedWidget):
         for _ in range(episodes):
             waits = iter(range(int(after)))
             self._seat.drive(lambda obs_N, w=waits: chosen(obs_N) if next(w, None) is None else None)
-        return EpisodeList(self.data.spec, self.data.episodes[before:])
+        return self._since(before)
 
     def close(self) -> None:
         """Close the environment, and its view. ``data`` stays."""
@@ -183,7 +189,7 @@ class Teleoperation(PushedWidget):
         self._news, self._kept = news, len(self._seat.kept)
         if is_new:
             self.renew_pictures(self._still())
-        if self._on_page and (not is_quiet or self._wants_picture()):
+        if self._on_page and (news.is_drawn or not is_quiet):
             self._publish_now()
 
     def _publish_now(self) -> None:
@@ -195,15 +201,19 @@ class Teleoperation(PushedWidget):
 
     def _leave_if_nobody_looks(self) -> None:
         """A page that was closed with a key held must not drive on."""
-        if self._unseen and time.monotonic() - self._unseen[0][1] > GONE_S:
-            self._unseen.clear()
+        with self._push_lock:
+            is_gone = bool(self._unseen) and time.monotonic() - self._unseen[0][1] > GONE_S
+            if is_gone:
+                self._unseen.clear()
+        if is_gone:
             self._seat.let_go()
 
     def _handle(self, content: dict[str, Any]) -> None:
         kind = content.get("type")
         if kind == "seen" and isinstance(number := content.get("number"), int):
-            while self._unseen and self._unseen[0][0] <= number:
-                self._unseen.popleft()
+            with self._push_lock:
+                while self._unseen and self._unseen[0][0] <= number:
+                    self._unseen.popleft()
         elif kind == "hold":
             with suppress(ValueError):  # of a page that has gone wrong: what is no action is not taken
                 self._seat.hold(content, bool(content.get("engaged")))
@@ -215,14 +225,13 @@ class Teleoperation(PushedWidget):
             self._seat.ask(content["what"])
 
     def _history(self) -> tuple[dict[str, Any], dict[str, bytes]]:
-        news = self._news
-        kept = [{"steps": len(e), "return": e.return_, "success": e.success} for e in self._seat.kept]
+        news, kept, corrections = self._news, self._seat.kept, self._seat.corrections
+        last = [{"steps": len(e), "return": _told(e.return_), "success": e.success} for e in kept[-MOST_CHIPS:]]
         content = {
-            "number": self._pictures_sent, "state": news.state, "step": news.step, "return": news.return_,
+            "number": self._pictures_sent, "state": news.state, "step": news.step, "return": _told(news.return_),
             "success": news.success, "by": news.by, "action": news.action, "message": news.message,
-            "numbers": news.numbers, "kept": kept, "speed": self._seat.speed,
-            "goes": self._seat.goes,
-            "corrections": [len(e) for e in self._seat.corrections] if self._by else None,
+            "numbers": news.numbers, "kept": len(kept), "last": last, "speed": self._seat.speed,
+            "goes": self._seat.goes, "corrections": [len(corrections), sum(map(len, corrections))],
         }  # fmt: skip
         return content, {"picture": self._jpeg} if self._jpeg else {}
 
@@ -243,3 +252,8 @@ class Teleoperation(PushedWidget):
         corrected = f", {counted(len(seat.corrections), 'correction')}" if self._by else ""
         message = f": {self._news.message}" if self._news.message else ""
         return f"Teleoperation({self.title!r}, {kept}{corrected}, {state}{message})"
+
+
+def _told(number: float) -> float | None:
+    """As JSON can hold it; None for what is not finite."""
+    return number if math.isfinite(number) else None

@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import threading
 import time
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -32,6 +33,7 @@ from rlinf_lab.vecenv.stepping.on_host import on_host
 from rlinf_lab.workers.seeds import Purpose, environment_seed
 
 STARTING, READY, RUNNING, OVER, FAILED, CLOSED = "starting", "ready", "running", "over", "failed", "closed"
+CLOSED_S = 10.0  # that an environment may take to end a step and to close
 KEEPS = ("ask", "success", "all")
 SPEEDS = (1, 2, 5, 10, 20, 30, 50)  # steps a second that a page offers
 
@@ -63,15 +65,27 @@ class News:
     picture: NDArray[np.uint8] | None = None
     numbers: list[str] = field(default_factory=list)
     """the observation in words, where there is no picture"""
+    is_drawn: bool = False
+    """whether picture and numbers are of this step"""
 
 
 class _End(Exception):
     """The seat is closed."""
 
 
+@dataclass(eq=False)
+class _Hand:
+    """A function at the controls for one episode."""
+
+    act: Callable[[Tree], Tree]
+    is_done: bool = False
+    error: BaseException | None = None
+
+
 class Seat:
-    """One environment and whoever acts in it. ``tell``: called with `News` from the seat's thread; False where a
-    picture is not wanted now.
+    """One environment and whoever acts in it.
+
+    ``tell``: called with `News` from the seat's thread. ``wants_picture``: whether a step among many is to be drawn.
     """
 
     def __init__(
@@ -92,14 +106,15 @@ class Seat:
         self._changed = threading.Condition()
         self._held: Any = None  # the action of the person, while something is held
         self._tapped: Any = None  # the same since the last step, even if it has been let go of
-        self._rest: Any = controls.rest()  # and while nothing is
+        self._rest: Any = None  # and while nothing is; None: there is no such action
         self._goes = False  # the policy acts, or time goes on, without anybody holding anything
         self._asked = ""  # "end", "discard" or "keep": what somebody wants of this episode
-        self._hand: Callable[[Tree], Tree] | None = None  # a function at the controls
-        self._hand_error: Exception | None = None
+        self._hand: _Hand | None = None  # a function that is to drive an episode
+        self._driver: _Hand | None = None  # the one that has driven this episode from its beginning
         self._checked: Callable[[Tree], Tree] = _batch  # actions as the environment takes them, once it is made
         self._planned: dict[str, list[Tree]] = {}  # what is left of a chunk of actions
         self._closing = False
+        self._is_stale = False  # a step has not been drawn
         self._news = News()
         self._thread = threading.Thread(target=self._run, name="teleoperation", daemon=True)
 
@@ -107,10 +122,6 @@ class Seat:
         self._thread.start()
 
     # --- asked from other threads ---------------------------------------------------------------------------------
-    @property
-    def news(self) -> News:
-        return self._news
-
     @property
     def is_autonomous(self) -> bool:
         """Whether steps are taken while nobody holds anything."""
@@ -123,12 +134,13 @@ class Seat:
 
     def hold(self, told: Mapping[str, Any], engaged: bool) -> None:
         """What is held now. `ValueError` for what is no action."""
-        is_axes = not self.controls.are_choices
-        action = self.controls.action(told) if engaged or is_axes else None
+        choices = self.controls.are_choices
+        action = self.controls.action(told) if engaged or not choices else None
         with self._changed:
-            self._rest = action if is_axes else self._rest
             self._held = action if engaged else None
             self._tapped = action if engaged else self._tapped
+            if (engaged and self.controls.idle is None) if choices else not engaged:
+                self._rest = action  # axes as they were left; the last choice, where none is to do nothing
             self._changed.notify_all()
 
     def let_go(self) -> None:
@@ -154,21 +166,22 @@ class Seat:
             self._changed.wait_for(lambda: self._news.state != STARTING, seconds)
 
     def drive(self, act: Callable[[Tree], Tree]) -> None:
-        """Have ``act`` at the controls for one episode. As fast as it goes; returns when it is over."""
+        """Have ``act`` at the controls for one whole episode. As fast as it goes; returns when it is over."""
+        hand = _Hand(act)
         with self._changed:
             if self._hand is not None:
                 raise EnvError(f"{self._factory.id}: somebody drives it already. Next: wait until that call returns.")
-            self._hand, self._hand_error = act, None
-            self._asked = "discard"  # what a person has begun is no part of it
+            self._hand = hand
             self._changed.notify_all()
             try:
-                self._changed.wait_for(lambda: self._hand is None or self._closing or self.error is not None)
+                self._changed.wait_for(lambda: hand.is_done or self._closing or self.error is not None)
             finally:
-                self._hand = None
-            error = self._hand_error or self.error
+                self._hand = None if self._hand is hand else self._hand
+                self._changed.notify_all()  # where this was interrupted
+            error = hand.error or self.error
         if error is not None:
             raise error
-        if self._closing:
+        if not hand.is_done:
             raise EnvError(f"{self._factory.id}: this teleoperation was closed. Next: a new one, lab.teleoperate(...).")
 
     def close(self) -> None:
@@ -177,7 +190,12 @@ class Seat:
             self._closing = True
             self._changed.notify_all()
         if threading.current_thread() is not self._thread:
-            self._thread.join(10.0)
+            self._thread.join(CLOSED_S)
+            if self._thread.is_alive():
+                warnings.warn(
+                    f"{self._factory.id}: it has not ended its step for {CLOSED_S:g} s; it is closed when it does. "
+                    "Next: nothing, or another kernel where it never will.", stacklevel=3,
+                )  # fmt: skip
 
     # --- the seat's thread ----------------------------------------------------------------------------------------
     def _run(self) -> None:
@@ -207,19 +225,25 @@ class Seat:
         obs_N = env.reset(seed=seed)
         whole, stretch, corrections = Recording(), Recording(), list[Episode]()
         self._planned = {"policy": [], "hand": []}
-        self._tapped, self._asked = None, ""
+        with self._changed:  # who held something to the end of an episode does not begin the next one with it
+            self._held, self._tapped, self._rest, self._asked = None, None, self.controls.rest(), ""
         self._show(env, obs_N, state=READY, step=0, return_=0.0, success=None, by="", action={}, message="")
         due = 0.0
         terminated = truncated = False
         succeeded: bool | None = None
         final = row(obs_N, 0)
         while True:
-            asked, action, by = self._next(due, obs_N)
-            if asked and not len(whole):
-                continue  # there is nothing to end or to discard yet
+            asked, action, by = self._next(due, obs_N, len(whole) > 0)
+            if asked == "look":
+                self._show(env, obs_N)
+                continue
+            if asked == "keep" or (asked and not len(whole)):
+                continue  # it is not over yet, or there is nothing to end or to discard
             if asked == "discard":
+                self._leave()
                 return
             if asked:
+                self._show(env, obs_N, state=OVER)
                 break
             due = time.monotonic() + (0.0 if by == "hand" else 1 / self.speed)
             before = row(obs_N, 0)
@@ -232,7 +256,7 @@ class Seat:
             terminated, truncated = bool(step.terminated_N[0]), bool(step.truncated_N[0])
             if by != "policy":
                 stretch.add(before, action, step)
-            over = terminated or truncated or len(whole) >= LONGEST
+            over = terminated or truncated or (env.spec.max_episode_steps is None and len(whole) >= LONGEST)
             succeeded = None if step.success_N is None else bool(succeeded or step.success_N[0])
             over = over or (self.settings.end_on_success and bool(succeeded))
             self._show(
@@ -246,47 +270,63 @@ class Seat:
         self._correct(stretch, corrections, final, terminated, truncated)
         self._keep(whole.episode(terminated, truncated, final, seed, self.settings.task), corrections)
 
-    def _next(self, due: float, obs_N: Tree) -> tuple[str, Tree, str]:
-        """(what is asked, action_N, by whom) of the next step; waits until there is one."""
+    def _next(self, due: float, obs_N: Tree, has_begun: bool) -> tuple[str, Tree, str]:
+        """(what is asked, action_N, by whom) of the next step. Waits until there is one."""
         with self._changed:
             while True:
                 if self._closing:
                     raise _End
+                if self._hand is not self._driver:  # functions drive whole episodes
+                    if has_begun:
+                        return "discard", None, ""
+                    self._driver = self._hand
                 if self._asked:
                     asked, self._asked = self._asked, ""
                     return asked, None, ""
-                hand, left = self._hand, due - time.monotonic()
                 is_held = self._held is not None or self._tapped is not None
-                acts = is_held or (self._goes and self.is_autonomous)
-                if hand is not None or (acts and left <= 0):
+                goes_on = self.goes and (self._policy is not None or self._rest is not None)
+                left = due - time.monotonic()
+                if self._driver is not None or ((is_held or goes_on) and left <= 0):
                     break
-                self._changed.wait(left if acts else None)
+                if not (is_held or goes_on) and self._is_stale:
+                    return "look", None, ""
+                self._changed.wait(left if is_held or goes_on else None)
             held = self._held if self._held is not None else self._tapped
             rest, self._tapped = self._rest, None
-        if hand is not None:
-            return self._by_hand(hand, obs_N)
+        if self._driver is not None:
+            return self._by_hand(self._driver.act, obs_N)
         if held is not None:
             self._planned["policy"].clear()
             return "", _batch(held), "person"
         if self._policy is not None:
-            return "", self._planned_or("policy", lambda: self._policy(obs_N)), "policy"  # type: ignore[misc]
+            return "", self._by_policy(self._policy, obs_N), "policy"
         return "", _batch(rest), "person"
 
-    def _by_hand(self, hand: Callable[[Tree], Tree], obs_N: Tree) -> tuple[str, Tree, str]:
+    def _by_hand(self, act: Callable[[Tree], Tree], obs_N: Tree) -> tuple[str, Tree, str]:
         """A function's action; None of it leaves the step to the policy. What goes wrong there is its caller's."""
         try:
-            action = self._planned_or("hand", lambda: hand(obs_N))
+            action = self._planned_or("hand", lambda: act(obs_N))
             if action is None and self._policy is None:
                 raise EnvError("drive: the function gave None, and no policy acts. Next: teleoperate(env, policy).")
-        except Exception as error:
-            with self._changed:
-                self._hand, self._hand_error = None, error
-                self._changed.notify_all()
+        except BaseException as error:
+            self._leave(error)
             return "discard", None, ""
-        if action is not None:
-            self._planned["policy"].clear()
-            return "", action, "hand"
-        return "", self._planned_or("policy", lambda: self._policy(obs_N)), "policy"  # type: ignore[misc]
+        if action is None and self._policy is not None:
+            return "", self._by_policy(self._policy, obs_N), "policy"
+        self._planned["policy"].clear()
+        return "", action, "hand"
+
+    def _leave(self, error: BaseException | None = None) -> None:
+        """The function at the controls, if any, has driven its episode."""
+        with self._changed:
+            hand, self._driver = self._driver, None
+            if hand is not None:
+                hand.is_done, hand.error = True, error
+                self._hand = None if self._hand is hand else self._hand
+                self._changed.notify_all()
+
+    def _by_policy(self, policy: Callable[[Tree], Tree], obs_N: Tree) -> Tree:
+        return self._planned_or("policy", lambda: policy(obs_N))
 
     def _planned_or(self, who: str, choose: Callable[[], Tree]) -> Tree:
         """The next action of a chunk that was chosen before, or of a new one. None where None is chosen."""
@@ -310,24 +350,25 @@ class Seat:
         """Keep the episode, or not. Where nothing says so, somebody is asked."""
         keeps = self.settings.keep == "all" or (self.settings.keep == "success" and bool(episode.success))
         with self._changed:
-            if self._hand is not None:
-                keeps = keeps or self.settings.keep == "ask"
+            if self._driver is not None:  # one that was interrupted has driven for nobody
+                keeps = self._driver is self._hand and (keeps or self.settings.keep == "ask")
             elif self.settings.keep == "ask":
-                self._show(state=OVER)
-                self._changed.wait_for(lambda: self._closing or self._asked in ("keep", "discard"))
-                keeps, self._asked = self._asked == "keep", ""
+                self._changed.wait_for(
+                    lambda: self._closing or self._hand is not None or self._asked in ("keep", "discard")
+                )
+                keeps = self._asked == "keep"
             if keeps:
                 self.kept.append(episode)
                 self.corrections += corrections
-            self._hand = None
-            self._changed.notify_all()
+            self._leave()
             if self._closing:
                 raise _End
 
     def _show(self, env: VecEnv | None = None, obs_N: Tree = None, **changes: Any) -> None:
-        old = self._news
-        news = News(**{**vars(old), **changes})
-        if env is not None and (news.state == READY or self._wants_picture()):
+        is_drawn = env is not None and (changes.get("state") != RUNNING or self._wants_picture())
+        self._is_stale = env is not None and not is_drawn
+        news = News(**{**vars(self._news), **changes, "is_drawn": is_drawn})
+        if env is not None and is_drawn:
             news.picture = _picture(env, obs_N)
             news.numbers = [] if news.picture is not None else _numbers(obs_N)
         self._tell(news)

@@ -120,7 +120,7 @@ class Consumption:
         def consume(turn: Turn) -> Script:
             number = next(turns)
             write = _Writer(turn.rank, slots)
-            yield from write.work(self.lead, 1, 0)
+            yield from write.work(self.lead)
             for phase in self.phases:
                 total = 0
                 sizes = phase.sizes[number % len(phase.sizes)] if phase.sizes else ()
@@ -138,7 +138,7 @@ class Consumption:
                     total += n
                 for channel in phase.closing:
                     yield get(channel, ALL)
-                yield from write.work(phase.after, total, 0)
+                yield from write.work(phase.after, total)
 
         return consume
 
@@ -151,7 +151,7 @@ class _Writer:
         self._step = 0
         self.asked: list[int] = []  # keys of the batch that is being answered
 
-    def work(self, work: Work, n: int, before: int) -> Script:
+    def work(self, work: Work, n: int = 0, before: int = 0) -> Script:
         """``before``: items that were taken earlier in the phase."""
         puts = [(c, math.floor(r * (before + n) + 1e-9) - math.floor(r * before + 1e-9)) for c, r in work.per_item]
         order = _in_turn([*puts, *work.once])

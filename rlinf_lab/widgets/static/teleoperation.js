@@ -3,14 +3,25 @@ import { GONE, applyTheme, connect, figures, keepKeys, make, tellKernel, themeMo
 
 const STICK = 0.12; // of a gamepad's way that counts as rest
 const CAPS = { ArrowLeft: "←", ArrowRight: "→", ArrowUp: "↑", ArrowDown: "↓", Space: "space" };
-const STATES = { starting: "starting", ready: "ready", running: "running", over: "over", failed: "failed", closed: "closed" };
 const cap = (code) => CAPS[code] ?? code.replace(/^(Key|Digit|Numpad)/, "");
+
+/** The first gamepad; none where this frame may not look for one. */
+function gamepad() {
+  try { return [...navigator.getGamepads()].find((pad) => pad?.connected); } catch { return undefined; }
+}
+
+/** Calls back when the pointer that has come down is let go of, wherever that is. */
+function untilUp(down, done) {
+  const once = new AbortController();
+  const up = (e) => { if (e.pointerId === down.pointerId) { once.abort(); done(); } };
+  for (const kind of ["pointerup", "pointercancel"]) window.addEventListener(kind, up, { signal: once.signal });
+}
 
 /** What the kernel has told so far. */
 class Seen {
   constructor() { this.reset(); }
 
-  reset() { this.now = { state: "starting", step: 0, return: 0, success: null, by: "", action: {}, message: "", numbers: [], kept: [], corrections: null, speed: 10, goes: false }; }
+  reset() { this.now = { state: "starting", step: 0, return: 0, success: null, by: "", action: {}, message: "", numbers: [], kept: 0, last: [], corrections: [0, 0], speed: 10, goes: false }; }
 
   apply(message, parts) {
     Object.assign(this.now, message);
@@ -29,6 +40,7 @@ class Held {
     this.dragged = new Map(); // axis -> place, while a slider or a button is held
     this.stick = null; // of a gamepad: the place of each axis
     this.rest = controls.names.map(() => 0); // of axes that stay where they were put
+    this.waits = false; // for the stick to be let go of
     this.gain = 1;
   }
 
@@ -56,13 +68,16 @@ class Held {
   }
 
   letGo() { this.keys.clear(); this.dragged.clear(); this.stick = null; }
+
+  /** For another episode: what was held to the end of one does not begin the next. */
+  reset() { this.waits ||= this.stick !== null; this.letGo(); this.rest.fill(0); }
 }
 
 class TeleoperationView {
   constructor(model, seen, el) {
     Object.assign(this, { model, seen, lastTold: "", controls: model.get("controls") });
     this.held = new Held(this.controls);
-    this.chip = make("span.chip");
+    this.chip = make("span.chip", { role: "status" });
     this.image = make("img", { alt: "the environment" });
     this.numbers = make("pre.numbers");
     this.over = make("div.over");
@@ -74,34 +89,39 @@ class TeleoperationView {
     this.end = make("button.button", { onclick: () => this.ask("end"), title: "end this episode here (Enter)" }, "End");
     this.drop = make("button.button.danger", { onclick: () => this.ask("discard"), title: "forget this episode and begin another one (Backspace)" }, "Discard");
     this.speed = make("select.speed", { "aria-label": "steps a second", title: "steps a second" }, ...model.get("speeds").map((s) => make("option", { value: s }, `${s} steps/s`)));
-    this.speed.addEventListener("change", () => { tellKernel(model, { type: "speed", speed: +this.speed.value }); this.root.focus({ preventScroll: true }); });
+    this.speed.addEventListener("change", () => { tellKernel(model, { type: "speed", speed: +this.speed.value }); this.focus(); });
     this.rows = this.controls.kind === "choices" ? this.choices() : this.axes();
     this.going = false;
     const hint = (code, words) => make("span", {}, make("kbd", {}, code), ` ${words}`);
     const idle = this.controls.bindings.some((b) => b.keys.includes("Space") && (Array.isArray(b.does) ? b.does.every((x) => x === 0) : b.does === this.controls.idle));
     this.help = make("div.help", {}, ...(idle ? [hint("space", "lets time go on")] : []), hint("Enter", "ends, keeps"), hint("⌫", "discards"), ...(this.controls.kind === "axes" ? [make("span", {}, "a gamepad works, too")] : []));
     const buttons = make("span.buttons", {}, ...(model.get("autonomous") ? [this.goes] : []), this.end, this.drop);
-    this.root = make("div.teleop", {},
+    this.root = make("div.teleop", { role: "application", "aria-label": `controls of ${model.get("title")}` },
       make("header.top", {}, make("h2", { title: model.get("title") }, model.get("title")), this.chip, make("span.who"), this.speed, buttons), this.problem,
       make("div.halves", {}, this.stage, make("aside.side", {}, this.rows, this.facts, this.help)), this.keptRow);
     this.who = this.root.querySelector(".rl-who");
-    this.root.tabIndex = 0;
     keepKeys(this.root, (e) => this.press(e));
     this.root.tabIndex = 0; // it takes the keys itself
-    this.root.addEventListener("keyup", (e) => { if (this.held.keys.delete(e.code)) this.tell(); });
-    this.root.addEventListener("focusout", (e) => { if (!this.root.contains(e.relatedTarget)) { this.held.letGo(); this.tell(); this.refresh(); } });
+    this.letGo = () => { this.held.letGo(); this.tell(); };
+    this.root.addEventListener("keyup", (e) => {
+      if (e.key === "Meta") this.letGo(); // macOS tells of no key that comes up while this one is down
+      else if (this.held.keys.delete(e.code)) this.tell();
+    });
+    this.root.addEventListener("focusout", (e) => { if (!this.root.contains(e.relatedTarget)) { this.letGo(); this.refresh(); } });
     this.root.addEventListener("focusin", () => this.refresh());
-    this.stage.addEventListener("pointerdown", () => this.root.focus({ preventScroll: true }));
-    this.blur = () => { this.held.letGo(); this.tell(); };
-    window.addEventListener("blur", this.blur);
+    this.stage.addEventListener("pointerdown", () => this.focus());
+    window.addEventListener("blur", this.letGo);
     el.append(make("div.host", {}, this.root));
     this.setTheme(themeMode());
     this.stopTheme = watchTheme((mode) => this.setTheme(mode));
     this.poll = setInterval(() => this.pad(), 33);
-    this.refresh();
+    this.tell(); // that nothing is held: a page before this one may have ended with a key down
+    this.heard();
   }
 
-  destroy() { clearInterval(this.poll); window.removeEventListener("blur", this.blur); this.stopTheme(); this.held.letGo(); this.tell(); }
+  destroy() { clearInterval(this.poll); window.removeEventListener("blur", this.letGo); this.stopTheme(); this.letGo(); }
+
+  focus() { this.root.focus({ preventScroll: true }); }
 
   setTheme(mode) { applyTheme(this.root, mode); }
 
@@ -117,20 +137,20 @@ class TeleoperationView {
   go(goes) {
     this.going = goes;
     if (!tellKernel(this.model, { type: "go", goes })) this.gone();
-    this.root.focus({ preventScroll: true });
+    this.focus();
     this.refresh();
   }
 
   ask(what) {
     if (!tellKernel(this.model, { type: "ask", what })) this.gone();
-    this.held.letGo();
-    this.tell();
-    this.root.focus({ preventScroll: true });
+    this.letGo();
+    this.focus();
   }
 
   gone() { this.seen.now.message = GONE; this.refresh(); }
 
   press(e) {
+    if (e.target.matches("button") && ["Enter", "Space"].includes(e.code)) return; // they press it
     const isOver = this.seen.now.state === "over";
     if (e.code === "Enter") { e.preventDefault(); if (!e.repeat) this.ask(isOver ? "keep" : "end"); return; }
     if (e.code === "Backspace") { e.preventDefault(); if (!e.repeat) this.ask("discard"); return; }
@@ -144,14 +164,18 @@ class TeleoperationView {
 
   /** A gamepad: sticks to the first axes, shoulders to the next one. It is looked at while this view has the keys. */
   pad() {
-    if (this.controls.kind !== "axes" || !this.root.contains(document.activeElement)) return;
-    const pad = navigator.getGamepads ? [...navigator.getGamepads()].find((p) => p && p.connected) : null;
+    if (this.controls.kind !== "axes" || !this.hasFocus) return;
+    const pad = gamepad();
     if (!pad) { if (this.held.stick) { this.held.stick = null; this.tell(); } return; }
     const soft = (x) => (Math.abs(x) < STICK ? 0 : x), pressed = (i) => pad.buttons[i]?.value ?? 0;
     const ways = [soft(pad.axes[0] ?? 0), -soft(pad.axes[1] ?? 0), -soft(pad.axes[3] ?? 0), pressed(7) - pressed(6), soft(pad.axes[2] ?? 0), pressed(5) - pressed(4)];
+    if (ways.every((x) => x === 0)) this.held.waits = false;
+    if (this.held.waits) return;
     this.held.stick = this.controls.names.map((_, i) => Math.round((ways[i] ?? 0) * 100) / 100 * (this.controls.stays[i] ? 1 : this.held.gain));
     this.tell();
   }
+
+  get hasFocus() { return this.root.matches(":focus-within"); } // also within somebody's shadow root
 
   // --- controls --------------------------------------------------------------------------------------------------------
   hold(i, place) { this.held.dragged.set(i, place); this.tell(); }
@@ -162,8 +186,8 @@ class TeleoperationView {
     this.marks = this.controls.names.map((name, i) => {
       const keys = this.controls.bindings.filter((b) => b.does === i).map((b) => make("kbd", {}, b.keys.map(cap).join(" ")));
       const button = make("button.choice", { title: name }, make("span", {}, name), ...keys);
-      const free = () => this.release(i);
-      button.addEventListener("pointerdown", (e) => { e.preventDefault(); this.root.focus({ preventScroll: true }); this.hold(i, 1); window.addEventListener("pointerup", free, { once: true }); });
+      button.addEventListener("pointerdown", (e) => { e.preventDefault(); this.focus(); this.hold(i, 1); untilUp(e, () => this.release(i)); });
+      button.addEventListener("click", (e) => { if (!e.detail) { this.hold(i, 1); this.release(i); } }); // by Enter or Space
       return button;
     });
     return make("div.choices", {}, ...this.marks);
@@ -175,22 +199,26 @@ class TeleoperationView {
     this.marks = this.controls.names.map((name, i) => {
       const input = make("input", { type: "range", min: least, max: 1, step: 0.01, value: 0, "aria-label": name });
       input.addEventListener("input", () => this.hold(i, +input.value));
-      const free = () => { if (this.controls.stays[i]) this.held.rest[i] = +input.value; this.release(i); this.root.focus({ preventScroll: true }); };
-      input.addEventListener("change", free);
+      const free = () => {
+        if (this.controls.stays[i]) this.held.rest[i] = this.held.dragged.get(i) ?? this.held.rest[i];
+        this.release(i);
+      };
+      input.addEventListener("change", free); // by a key of its own; none comes of a slider that is back where it was
+      input.addEventListener("pointerdown", (e) => untilUp(e, () => { free(); this.focus(); }));
       const shown = make("output", {}, "0");
       const row = make("div.axis", { title: this.controls.stays[i] ? `${name}: stays where it was put` : name }, make("span.name", {}, name), make("span.keys", {}, ...single(i, -1).slice(0, 1)), input, make("span.keys", {}, ...single(i, 1).slice(0, 1)), shown);
       return { row, input, shown };
     });
     const gain = make("input", { type: "range", min: 0.1, max: 1, step: 0.1, value: 1, "aria-label": "how far a key goes", title: "how far a key goes" }), said = make("output", {}, "100 %");
     gain.addEventListener("input", () => { this.held.gain = +gain.value; said.textContent = `${Math.round(100 * gain.value)} %`; });
-    gain.addEventListener("change", () => this.root.focus({ preventScroll: true }));
+    gain.addEventListener("pointerdown", (e) => untilUp(e, () => this.focus()));
     return make("div.axes", {}, ...this.marks.map((m) => m.row), make("div.axis.gain", {}, make("span.name", {}, "strength"), make("span.keys"), gain, make("span.keys"), said));
   }
 
   // --- drawing ---------------------------------------------------------------------------------------------------------
   heard() {
     const { now } = this.seen;
-    if (now.state !== "running" && now.state !== this.state) { this.held.letGo(); this.lastTold = ""; }
+    if (now.state !== "running" && now.state !== this.state) { this.held.reset(); this.tell(); }
     this.going = now.goes;
     this.state = now.state;
     tellKernel(this.model, { type: "seen", number: now.number });
@@ -198,11 +226,11 @@ class TeleoperationView {
   }
 
   refresh() {
-    const { now, url } = this.seen, has = this.root.contains(document.activeElement);
+    const { now, url } = this.seen, has = this.hasFocus;
     this.root.dataset.state = now.state;
     this.root.dataset.step = now.step;
-    this.root.dataset.kept = now.kept.length;
-    this.chip.textContent = STATES[now.state] ?? now.state;
+    this.root.dataset.kept = now.kept;
+    this.chip.textContent = now.state;
     this.chip.dataset.state = now.state === "over" ? "finished" : now.state;
     this.problem.textContent = now.message;
     this.goes.textContent = this.going ? "Pause" : "Start";
@@ -259,13 +287,13 @@ class TeleoperationView {
   }
 
   drawKept(now) {
-    const key = JSON.stringify([now.kept, now.corrections]);
+    const key = JSON.stringify([now.kept, now.last, now.corrections]);
     if (key === this.keptKey) return;
     this.keptKey = key;
-    const chips = now.kept.slice(-24).map((e, i) => make("span.episode", { title: `episode ${Math.max(0, now.kept.length - 24) + i}: ${e.steps} steps, return ${figures(e.return)}`, "data-success": String(e.success) }, `${e.steps}`));
-    const words = now.kept.length ? `${now.kept.length} kept, steps of each:` : "nothing is kept yet";
-    const stretches = now.corrections?.length ?? 0;
-    const corrected = stretches ? [make("span.muted", {}, `${stretches} ${stretches === 1 ? "correction" : "corrections"}, ${now.corrections.reduce((a, b) => a + b, 0)} steps`)] : [];
+    const first = now.kept - now.last.length, [stretches, steps] = now.corrections;
+    const chips = now.last.map((e, i) => make("span.episode", { title: `episode ${first + i}: ${e.steps} steps, return ${figures(e.return)}`, "data-success": String(e.success) }, `${e.steps}`));
+    const words = now.kept ? `${now.kept} kept, steps of each:` : "nothing is kept yet";
+    const corrected = stretches ? [make("span.muted", {}, `${stretches} ${stretches === 1 ? "correction" : "corrections"}, ${steps} steps`)] : [];
     this.keptRow.replaceChildren(make("span.muted", {}, words), ...chips, ...corrected);
   }
 }
