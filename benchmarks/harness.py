@@ -31,7 +31,7 @@ NAMES = (
     "cloning", "clone_then_rl", "off_policy", "async_collect",
 )  # fmt: skip
 WITH_GPU = ("gpu",)
-LEARNING = ("sac_mujoco", "rlpd")  # only when named: hours (make bench-learn: the first)
+LEARNING = ("sac_mujoco", "rlpd", "td3_bc")  # only when named: hours (make bench-learn: the first)
 WITH_WARP = ("warp_arm",)  # only when named, on a GPU machine: MuJoCo Warp has an environment of its own
 WITH_VLLM = ("generation_vllm",)  # only when named: vLLM has an environment of its own
 

@@ -29,7 +29,7 @@ class Train:
     """Train a policy: ``rlinf-lab train ppo CartPole-v1 --total-timesteps 100000``; its flags: ``rlinf-lab train ppo --help``."""
 
     algorithm: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="ALGORITHM")]
-    """clone, dagger, grpo, ppo, rlpd, sac or td3; for tasks of language grpo, ppo, dapo, dr_grpo, reinforce++ or rloo"""
+    """clone, dagger, grpo, ppo, rlpd, sac, td3 or td3_bc; for tasks of language grpo, ppo, dapo, dr_grpo, reinforce++ or rloo"""
 
     env: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="ENV")]
     """an environment's id, such as CartPole-v1, or a task of language, such as reasoning/sorting or problems.jsonl"""

@@ -29,6 +29,7 @@ from rlinf_lab.algorithms.off_policy import (
     sac_target,
     smoothed_action,
     td3_actor_loss,
+    td3_bc_actor_loss,
     td3_target,
     temperature_loss,
 )
@@ -84,6 +85,7 @@ __all__ = [
     "smoothed_action",
     "statistics",
     "td3_actor_loss",
+    "td3_bc_actor_loss",
     "td3_target",
     "temperature_loss",
     "truncated_importance",

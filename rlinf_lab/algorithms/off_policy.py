@@ -87,6 +87,20 @@ def td3_actor_loss(q_KB: Tensor) -> Tensor:
     return -q_KB[0].mean()
 
 
+def td3_bc_actor_loss(
+    q_KB: Tensor, action_BA: Tensor, recorded_BA: Tensor, alpha: float, *, size: Tensor | None = None
+) -> Tensor:
+    """``−λ · mean(Q_1) + mean((π − a)²)``, with ``λ = alpha / mean(|Q_1|)``.
+
+    ``action_BA``: the policy's; ``recorded_BA``: the data's, both in units of half their range. ``alpha`` = 0 clones.
+    ``size``: the mean of ``|Q_1|``, where it is over more rows than these; λ has no gradient.
+    Source: Fujimoto and Gu, A Minimalist Approach to Offline Reinforcement Learning (arXiv 2106.06860), equations 3, 5.
+    """
+    q_B = q_KB[0]
+    scale = alpha / (q_B.detach().abs().mean() if size is None else size).clamp(min=1e-6)
+    return -scale * q_B.mean() + F.mse_loss(action_BA, recorded_BA)
+
+
 def crossq_values(
     critic: Callable[[Tensor, Tensor], Tensor],
     obs_BO: Tensor,

@@ -25,7 +25,7 @@ from rlinf_lab.vecenv.spaces import Native, is_finite
 from rlinf_lab.workers.seeds import Purpose, environment_seed
 
 if TYPE_CHECKING:
-    from rlinf_lab.recipes.film import Film
+    from rlinf_lab.experiments.film import Film
 
 
 class TrainedPolicy:
@@ -101,7 +101,7 @@ class TrainedPolicy:
         """Greedy episodes as an MP4, on seeds of their own. Returns what was written, or why nothing was; in a notebook
         it plays.
         """
-        from rlinf_lab.recipes.film import film
+        from rlinf_lab.experiments.film import film
 
         return film(self.config, self.module.weights(), Path(path), episodes)
 

@@ -58,6 +58,7 @@ HOMES = {
     "rlpd": ("rlinf_lab.recipes.rlpd", "RLPDConfig", "build"),
     "sac": ("rlinf_lab.recipes.sac", "SACConfig", "build"),
     "td3": ("rlinf_lab.recipes.td3", "TD3Config", "build"),
+    "td3_bc": ("rlinf_lab.recipes.td3_bc", "TD3BCConfig", "build"),
 }
 
 #: GRPO of language models with some settings changed, and what `recipes.grpo` calls that.

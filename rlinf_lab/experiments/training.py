@@ -39,7 +39,7 @@ from rlinf_lab.workflow.workflow import Workflow
 if TYPE_CHECKING:
     import pandas as pd
 
-    from rlinf_lab.recipes.film import Film
+    from rlinf_lab.experiments.film import Film
     from rlinf_lab.timeline.timeline import Timeline
 
 ROOT = Path("runs")

@@ -12,28 +12,21 @@ episode (actions beyond it repeat the last one).
 
 from __future__ import annotations
 
-import dataclasses
-import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 from torch import nn
 
-from rlinf_lab.datasets import EpisodeSource
-from rlinf_lab.datasets.given import recorded
-from rlinf_lab.datasets.presenting import presented
 from rlinf_lab.datasets.sampling import MEMORY
 from rlinf_lab.errors import ConfigError
 from rlinf_lab.policies import Flow, make_policy
-from rlinf_lab.recipes.config import RecipeConfig, answering, real, trains_only, whole
+from rlinf_lab.recipes.config import RecordedConfig, answering, real, whole
 from rlinf_lab.recipes.described import described
 from rlinf_lab.recipes.ppo import seeded
 from rlinf_lab.recipes.starting_policy import StartingPolicy
-from rlinf_lab.vecenv import EnvFactory, EnvSpec, environment
-from rlinf_lab.vecenv.spaces import presented_action, presented_observation
 from rlinf_lab.workers.imitation.cloning import CloneLearner, DataWorker, first_weights
 from rlinf_lab.workers.learner import Number
 from rlinf_lab.workflow.workflow import Workflow
@@ -41,21 +34,9 @@ from rlinf_lab.workflow.workflow import Workflow
 
 @described
 @dataclass(frozen=True)
-class CloneConfig(RecipeConfig):
-    """Every number of the experiment, see `RecipeConfig`."""
+class CloneConfig(RecordedConfig):
+    """Every number of the experiment, see `RecordedConfig`."""
 
-    env: Any = None
-    """where the policy is to act, for evaluations; None: the environment of the data, where it says one"""
-    data: Any = dataclasses.field(default=None, metadata=trains_only())
-    """recorded episodes: of `collect`, of `datasets`, or the folder of a LeRobotDataset"""
-    max_episode_steps: int | None = None
-    """of evaluations; None: as the data was recorded, else the environment's own limit"""
-    gradient_steps: int = 2000
-    """of the whole run"""
-    steps_per_iteration: int = 100
-    """gradient steps between two looks at the run, at most `gradient_steps`, which are rounded up to whole iterations"""
-    batch_size: int = 256
-    """rows of a gradient step"""
     learning_rate: Number = 1e-3
     """of Adam"""
     max_grad_norm: float | None = None
@@ -83,25 +64,10 @@ class CloneConfig(RecipeConfig):
     """bytes of episodes that are held at once; more data than that is streamed"""
     parallel: str = "ddp"
     """how several learner ranks share the work: "ddp" (gradients) or "fsdp" (also weights and Adam's moments)"""
-    unit: ClassVar[str] = "gradient steps"
-    total_timesteps: int | None = None
-    """None: nothing is simulated here; see `gradient_steps`"""
-    iterations: int | None = None
-    """None: see `gradient_steps`"""
 
     def __post_init__(self) -> None:
-        for name in ("total_timesteps", "iterations"):
-            self._require(name, getattr(self, name) is None, "None: cloning is counted in gradient_steps, such as gradient_steps=2000")
         super().__post_init__()
-        object.__setattr__(self, "data", recorded(self.data))
-        fits = self.data is None or isinstance(self.data, EpisodeSource)
-        self._require("data", fits, "recorded episodes, such as lab.collect(env, 'expert', episodes=10), or the folder of a LeRobotDataset")
-        if self.data is not None and self.env is None:
-            object.__setattr__(self, "env", self.data.spec.env)
-        if self.data is not None and self.max_episode_steps is None:
-            object.__setattr__(self, "max_episode_steps", self.data.spec.max_episode_steps)
-        self._require_whole("gradient_steps", "steps_per_iteration", "batch_size", "memory")
-        object.__setattr__(self, "steps_per_iteration", min(self.steps_per_iteration, self.gradient_steps))
+        self._require_whole("memory")
         self._require("chunk_size", self.chunk_size is None or whole(self.chunk_size, 1), "a whole number of at least 1, or None")
         self._require_number("learning_rate", lambda value: value > 0, "a number greater than 0", last=lambda value: value >= 0)
         self._require("max_grad_norm", self.max_grad_norm is None or (real(self.max_grad_norm) and self.max_grad_norm > 0), "a number greater than 0, or None")
@@ -113,34 +79,9 @@ class CloneConfig(RecipeConfig):
         self._require("chunk_size", self.chunk_size in (None, started), f"{started}, as the policy that is gone on from has it, or None")
 
     @property
-    def env_steps(self) -> int:
-        """Of one iteration, in gradient steps: nothing is simulated."""
-        return self.steps_per_iteration
-
-    @property
-    def updates(self) -> int:
-        """Iterations of the whole run."""
-        return -(-self.gradient_steps // self.steps_per_iteration)
-
-    @property
     def chunk(self) -> int | None:
         """How many actions are chosen at once; None: one."""
         return self.policy.chunk if isinstance(self.policy, StartingPolicy) else self.chunk_size
-
-    @functools.cached_property
-    def factory(self) -> EnvFactory:
-        """What makes the environments of evaluations."""
-        return EnvFactory("data/no-environment", _no_environment) if self.env is None else environment(self.env)
-
-    @functools.cached_property
-    def spec(self) -> EnvSpec:
-        """Of the environment, else of the data."""
-        if self.env is not None:
-            return self.factory.spec(self.max_episode_steps)
-        if self.data is None:
-            raise ConfigError("CloneConfig: neither env nor data is given, so nothing says what is observed. Next: data=lab.collect(env, 'expert').")
-        id, observation, action = "data/no-environment", self.data.spec.observation_space, self.data.spec.action_space
-        return EnvSpec(id, presented_observation(observation, id), presented_action(action, id), native_action_space=action)
 
     def make_policy(self) -> partial[Any]:
         """The constructor; equal arguments, equal initial weights."""
@@ -155,19 +96,13 @@ class CloneConfig(RecipeConfig):
         )  # fmt: skip
 
 
-def _no_environment(**_: Any) -> Any:
-    raise ConfigError("The data says no environment, so the policy cannot be evaluated here. Next: lab.train('clone', 'metaworld/push-v3', data=...).")
-
-
 def build(config: CloneConfig, state: dict[str, Any] | None = None) -> Workflow:
     """The workflow of cloning. ``state``: of a learner, to go on where another run stopped.
 
     An iteration does what its argument says, see `answering`.
     `ConfigError` for data that does not fit the environment, or none.
     """
-    if config.data is None:
-        raise ConfigError("Cloning needs recorded episodes. Next: lab.train('clone', data=lab.collect('metaworld/push-v3', 'expert', episodes=10)).")
-    episodes = presented(config.data, config.spec)
+    episodes = config.episodes("clone")
     make = config.make_policy()
     _check_chunks(config, make())
     flow = Workflow("clone")

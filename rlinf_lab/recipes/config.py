@@ -11,9 +11,13 @@ from collections.abc import Callable, Container, Mapping
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, ClassVar, Self
 
+from rlinf_lab.datasets import EpisodeSource
+from rlinf_lab.datasets.given import recorded
+from rlinf_lab.datasets.presenting import presented
 from rlinf_lab.errors import ConfigError, UnknownNameError, shown
 from rlinf_lab.records import Episodes
 from rlinf_lab.vecenv import EnvFactory, EnvSpec, environment
+from rlinf_lab.vecenv.spaces import presented_action, presented_observation
 from rlinf_lab.vecenv.stepping import rewarded_for_success
 from rlinf_lab.workers.computing import PRECISIONS
 from rlinf_lab.workers.learner import GROUPS
@@ -21,6 +25,14 @@ from rlinf_lab.workers.standing import stood
 from rlinf_lab.workflow.workflow import WorkerHandle
 
 REWARDS = ("environment", "success")
+
+
+def trains_only(known: Container[str] | None = None) -> dict[str, Any]:
+    """Metadata of a field that a loaded policy does without.
+
+    An object in it, which no file holds, or a name that is not in ``known`` need not be given again.
+    """
+    return {"needed_to_act": False, **({} if known is None else {"known": known})}
 
 
 @dataclass(frozen=True)
@@ -115,6 +127,78 @@ class RecipeConfig:
     def learning(self) -> dict[str, Any]:
         """What every learner takes: of these settings those that say how it computes."""
         return {"precision": self.precision, "compile": self.compile}
+
+
+@dataclass(frozen=True)
+class RecordedConfig(RecipeConfig):
+    """Settings of recipes that learn from recorded episodes alone, besides those of `RecipeConfig`."""
+
+    env: Any = None
+    """where the policy is to act, for evaluations; None: the environment of the data, where it says one"""
+    data: Any = dataclasses.field(default=None, metadata=trains_only())
+    """recorded episodes: of `collect`, of `teleoperate`, of `datasets`, the folder of a LeRobotDataset or an HDF5 file"""
+    max_episode_steps: int | None = None
+    """of evaluations; None: as the data was recorded, else the environment's own limit"""
+    gradient_steps: int = 2000
+    """of the whole run"""
+    steps_per_iteration: int = 100
+    """gradient steps between two looks at the run, at most `gradient_steps`, which are rounded up to whole iterations"""
+    batch_size: int = 256
+    """rows of a gradient step"""
+    unit: ClassVar[str] = "gradient steps"
+    total_timesteps: int | None = None
+    """None: nothing is simulated here; see `gradient_steps`"""
+    iterations: int | None = None
+    """None: see `gradient_steps`"""
+
+    def __post_init__(self) -> None:
+        for name in ("total_timesteps", "iterations"):
+            self._require(name, getattr(self, name) is None, "None: what learns from data is counted in gradient_steps, such as gradient_steps=2000")
+        super().__post_init__()
+        object.__setattr__(self, "data", recorded(self.data))
+        fits = self.data is None or isinstance(self.data, EpisodeSource)
+        self._require("data", fits, "recorded episodes, such as lab.collect(env, 'expert', episodes=10), or the folder of a LeRobotDataset")
+        if self.data is not None and self.env is None:
+            object.__setattr__(self, "env", self.data.spec.env)
+        if self.data is not None and self.max_episode_steps is None:
+            object.__setattr__(self, "max_episode_steps", self.data.spec.max_episode_steps)
+        self._require_whole("gradient_steps", "steps_per_iteration", "batch_size")
+        object.__setattr__(self, "steps_per_iteration", min(self.steps_per_iteration, self.gradient_steps))
+
+    @property
+    def env_steps(self) -> int:
+        """Of one iteration, in gradient steps: nothing is simulated."""
+        return self.steps_per_iteration
+
+    @property
+    def updates(self) -> int:
+        """Iterations of the whole run."""
+        return -(-self.gradient_steps // self.steps_per_iteration)
+
+    @functools.cached_property
+    def factory(self) -> EnvFactory:
+        """What makes the environments of evaluations."""
+        return EnvFactory("data/no-environment", _no_environment) if self.env is None else environment(self.env)
+
+    @functools.cached_property
+    def spec(self) -> EnvSpec:
+        """Of the environment, else of the data."""
+        if self.env is not None:
+            return self.factory.spec(self.max_episode_steps)
+        if self.data is None:
+            raise ConfigError(f"{type(self).__name__}: neither env nor data is given, so nothing says what is observed. Next: data=lab.collect(env, 'expert').")
+        id, observation, action = "data/no-environment", self.data.spec.observation_space, self.data.spec.action_space
+        return EnvSpec(id, presented_observation(observation, id), presented_action(action, id), native_action_space=action)
+
+    def episodes(self, algorithm: str) -> EpisodeSource:
+        """The data as a policy sees it. `ConfigError` where there is none, or where it is of another environment."""
+        if self.data is None:
+            raise ConfigError(f"{algorithm!r} needs recorded episodes. Next: lab.train({algorithm!r}, data=lab.collect('metaworld/push-v3', 'expert', episodes=10)).")
+        return presented(self.data, self.spec)
+
+
+def _no_environment(**_: Any) -> Any:
+    raise ConfigError("The data says no environment, so the policy cannot be evaluated here. Next: lab.train('clone', 'metaworld/push-v3', data=...).")
 
 
 @dataclass(frozen=True)
@@ -227,14 +311,6 @@ def first(per_rank: Any) -> Any:
 def pooled(per_rank: Episodes | list[Episodes]) -> dict[str, Any]:
     """What the simulator's ranks found in an evaluation, together: see `Episodes.summary`."""
     return Episodes.joined(per_rank if isinstance(per_rank, list) else [per_rank]).summary()
-
-
-def trains_only(known: Container[str] | None = None) -> dict[str, Any]:
-    """Metadata of a field that a loaded policy does without.
-
-    An object in it, which no file holds, or a name that is not in ``known`` need not be given again.
-    """
-    return {"needed_to_act": False, **({} if known is None else {"known": known})}
 
 
 def whole(value: object, least: int) -> bool:

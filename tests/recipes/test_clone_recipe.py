@@ -198,7 +198,7 @@ def test_a_clone_that_was_stopped_goes_on_as_if_it_had_not(data, tmp_path):
 
 @pytest.mark.parametrize(("field", "value", "limit"), [
     ("data", 3, "recorded episodes"), ("gradient_steps", 0, "a whole number of at least 1"), ("std", 0, "a number greater than 0"),
-    ("chunk_size", 0, "a whole number"), ("total_timesteps", 9, "None: cloning is counted in gradient_steps"), ("flow", 4, "a Flow"),
+    ("chunk_size", 0, "a whole number"), ("total_timesteps", 9, "None: what learns from data is counted in gradient_steps"), ("flow", 4, "a Flow"),
     ("learning_rate", -1, "a number greater than 0, or a schedule"), ("memory", 0, "a whole number of at least 1"),
 ])  # fmt: skip
 def test_a_bad_value_is_named_with_its_limit(field, value, limit):

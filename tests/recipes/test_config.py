@@ -41,6 +41,7 @@ SETTINGS = {
     "embodied_grpo": lambda: {**ACTS, "n_epochs": 1, "reward": "environment"},
     "dagger": lambda: {**ACTS, "n_steps": 6, "expert": expert, "steps_per_iteration": 3},
     "clone": lambda: {"data": demonstrated(), "net_arch": (8,), "batch_size": 8, "gradient_steps": 9, "steps_per_iteration": 3},
+    "td3_bc": lambda: {"data": demonstrated(), "net_arch": (8,), "batch_size": 8, "gradient_steps": 9, "steps_per_iteration": 3},
     "sac": lambda: {**OFF_POLICY},
     "td3": lambda: {**OFF_POLICY},
     "rlpd": lambda: {**OFF_POLICY, "data": demonstrated(), "gradient_steps": -1, "n_critics": 3, "policy_delay": 1},

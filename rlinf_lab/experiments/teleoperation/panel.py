@@ -21,10 +21,10 @@ from rlinf_lab.datasets import DataSpec, Episode, EpisodeList
 from rlinf_lab.errors import ConfigError, counted, shown
 from rlinf_lab.experiments.collecting.collect import acting, id_of, in_own_units
 from rlinf_lab.experiments.evaluation import check_counts
+from rlinf_lab.experiments.film import alike
 from rlinf_lab.experiments.teleoperation.controls import Controls
 from rlinf_lab.experiments.teleoperation.seat import CLOSED, FAILED, KEEPS, RUNNING, SPEEDS, News, Seat, Settings
 from rlinf_lab.notebook import side_by_side
-from rlinf_lab.recipes.film import alike
 from rlinf_lab.trees import Tree
 from rlinf_lab.vecenv import EnvFactory, environment
 from rlinf_lab.widgets import express, fallback

@@ -3,6 +3,7 @@
 from rlinf_lab.workers.off_policy.exploring import ExploringPolicyWorker, ExploringRolloutWorker
 from rlinf_lab.workers.off_policy.learner import OffPolicyLearner
 from rlinf_lab.workers.off_policy.minibatches import Minibatch, Minibatches
+from rlinf_lab.workers.off_policy.offline import OfflineLearner, TD3BCStep
 from rlinf_lab.workers.off_policy.sac import SACStep
 from rlinf_lab.workers.off_policy.td3 import TD3Step
 
@@ -12,6 +13,8 @@ __all__ = [
     "Minibatch",
     "Minibatches",
     "OffPolicyLearner",
+    "OfflineLearner",
     "SACStep",
+    "TD3BCStep",
     "TD3Step",
 ]

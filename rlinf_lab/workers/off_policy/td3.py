@@ -51,7 +51,7 @@ class TD3Step(GradientStep):
         self.count += 1
         if self.count % self.policy_delay == 0:
             with self.computing(), self.fixed(self.critics):
-                loss = self.actor_loss(batch)
+                loss = self.actor_loss(batch, shared)
             self.descend(self.actors, self.actor_optimizer, loss, shared)
             found["actor_loss"] = loss.detach()
             targets = [self.targets.vector, self.actor_targets.vector]
@@ -69,5 +69,5 @@ class TD3Step(GradientStep):
         q_KB = self.critic(batch.obs, batch.action)
         return critic_loss(q_KB, target_B, batch.weight), q_KB, target_B
 
-    def actor_loss(self, batch: Minibatch) -> Tensor:
+    def actor_loss(self, batch: Minibatch, shared: Shared) -> Tensor:
         return td3_actor_loss(self.critic(batch.obs, self.actor.greedy(batch.obs)))

@@ -4,10 +4,10 @@ import imageio.v3 as imageio
 import numpy as np
 import pytest
 
-import rlinf_lab.recipes.film as film_module
+import rlinf_lab.experiments.film as film_module
 from envs.gymnasium import classic_control
 from rlinf_lab.errors import ConfigError
-from rlinf_lab.recipes.film import Film, alike, film, for_video
+from rlinf_lab.experiments.film import Film, alike, film, for_video
 from rlinf_lab.recipes.ppo import PPOConfig
 
 

@@ -39,7 +39,8 @@ class Film(str):
             return None
         from IPython.display import Video
 
-        return f"{Video(str(self.path), embed=True, html_attributes=ATTRIBUTES)._repr_html_()}<div>{html.escape(self)}</div>"
+        video = Video(str(self.path), embed=True, html_attributes=ATTRIBUTES)._repr_html_()
+        return f"{video}<div>{html.escape(self)}</div>"
 
 
 def film(config: Any, weights: PolicyWeights, path: Path, episodes: int = 2) -> Film:
@@ -52,17 +53,24 @@ def film(config: Any, weights: PolicyWeights, path: Path, episodes: int = 2) -> 
     if isinstance(episodes, bool) or not isinstance(episodes, Integral) or episodes < 1:
         raise ConfigError(f"film(episodes={shown(episodes)}): a whole number of at least 1.")
     if path.suffix.lower() not in KINDS:
-        raise ConfigError(f"film({shown(str(path))}): a film ends in {' or '.join(KINDS)}. Next: film({shown(str(path.with_suffix('.mp4')))}).")
+        raise ConfigError(
+            f"film({shown(str(path))}): a film ends in {' or '.join(KINDS)}. Next: "
+            f"film({shown(str(path.with_suffix('.mp4')))})."
+        )
     env = config.factory(config.factory.size or 1, config.max_episode_steps)
     first = environment_seed(config.seed, Purpose.FILM)
     try:
         if not env.spec.renders:
             made_here = "" if config.factory.given is None else "it was made without render_mode='rgb_array', or "
-            needs = _needs(config.factory.id) or f"{made_here}this machine cannot. Next: rlinf-lab doctor says what is missing."
+            needs = (
+                _needs(config.factory.id)
+                or f"{made_here}this machine cannot. Next: rlinf-lab doctor says what is missing."
+            )
             return Film(f"none, {config.factory.id} draws no pictures: {needs}")
         frames = [frame for e in range(episodes) for frame in _episode(config, weights, env, first + e)]
         if not frames:
-            return Film(f"none, {config.factory.id} gave no picture{f': {needs}' if (needs := _needs(config.factory.id)) else '.'}")
+            needs = _needs(config.factory.id)
+            return Film(f"none, {config.factory.id} gave no picture{f': {needs}' if needs else '.'}")
         path.parent.mkdir(parents=True, exist_ok=True)
         imageio.imwrite(path, for_video(alike(frames)), fps=FRAMES_PER_SECOND, macro_block_size=MACRO_BLOCK, quality=7)
     finally:
@@ -78,10 +86,12 @@ def _needs(id: str) -> str:
     Of those environments of gymnasium that are drawn with pygame.
     """
     spec = gymnasium.registry.get(id.removeprefix("gymnasium/"))
-    group = next((g for g in DRAWN_WITH_PYGAME if str(getattr(spec, "entry_point", "")).startswith(f"gymnasium.envs.{g}")), None)
+    group = next(
+        (g for g in DRAWN_WITH_PYGAME if str(getattr(spec, "entry_point", "")).startswith(f"gymnasium.envs.{g}")), None
+    )
     if group is None or find_spec("pygame") is not None:
         return ""
-    return f"""the package 'pygame' is not installed. Next: pip install "gymnasium[{group.replace('_', '-')}]\""""
+    return f"""the package 'pygame' is not installed. Next: pip install "gymnasium[{group.replace("_", "-")}]\""""
 
 
 def alike(frames: Sequence[NDArray[Any]]) -> NDArray[np.uint8]:
@@ -96,7 +106,9 @@ def alike(frames: Sequence[NDArray[Any]]) -> NDArray[np.uint8]:
     film_THWC = np.zeros((len(frames), height, width, 3), np.uint8)
     for whole_HWC, frame in zip(film_THWC, frames, strict=True):
         colours_HWC = frame[..., None] if frame.ndim == 2 else frame[..., :3] if frame.shape[2] > 2 else frame[..., :1]
-        whole_HWC[: frame.shape[0], : frame.shape[1]] = np.clip(colours_HWC * bright, 0, 255) if frame.dtype != np.uint8 else colours_HWC
+        whole_HWC[: frame.shape[0], : frame.shape[1]] = (
+            np.clip(colours_HWC * bright, 0, 255) if frame.dtype != np.uint8 else colours_HWC
+        )
     return film_THWC
 
 
