@@ -29,7 +29,7 @@ def random_rows(seed: int, count: int) -> list[tuple[Any, ...]]:
     """Of any kinds, on two devices, whatever may have caused what; some begin or end at one instant, or take no time."""
     rng, rows, place = Random(seed), list[tuple[Any, ...]](), {}
     for _ in range(count):
-        worker, rank, kind, start = rng.choice("abc"), rng.randrange(2), rng.choice(list(SpanKind)), rng.randrange(100)
+        worker, rank, kind, start = rng.choice("abc"), rng.randrange(2), rng.choice([*SpanKind, *2 * [SpanKind.PUT, SpanKind.GET]]), rng.randrange(100)
         moved = (rng.choice("xxy "), rng.randrange(6), rng.randint(1, 3)) if kind in (SpanKind.GET, SpanKind.PUT) else (rng.choice(" x"), -1, 0)
         on = place.setdefault((worker, rank), rng.choice([("cpu:0",), ("cpu:1",), ("cpu:0", "cpu:1"), ()]))
         end = start + rng.choice([0, 2, 8, 30])

@@ -199,3 +199,30 @@ def test_what_is_held_at_an_end_or_where_the_page_goes_is_let_go_of(jupyterlab: 
     lab.page.evaluate("() => window.dispatchEvent(new Event('blur'))")
     lab.wait_until(lambda: said(lab).endswith("None"), "nothing is held")
     assert not errors and not lab.errors()
+
+
+def test_two_views_of_one_seat_and_a_page_that_comes_back(jupyterlab: Any) -> None:
+    cell = "import rlinf_lab.experiments.teleoperation.panel as panel\npanel.GONE_S = 1e9  # the kernel lets go of nothing by itself\n"
+    cell += line("spaces.Box(-1, 1, (1,), np.float32)", "max_episode_steps=5000").replace("\nseat\n", "\ndisplay(seat)\nseat\n")
+    lab, errors = opened(jupyterlab, "teleop_twice", cell, "seat._seat._held")
+    assert lab.page.locator(ROOT).count() == 2
+    lab.page.locator(f"{ROOT} .rl-view").nth(1).click()
+    lab.page.keyboard.down("ArrowRight")
+    until_step(lab, 4)
+    lab.page.keyboard.up("ArrowRight")
+    assert {view.evaluate("(e) => e.dataset.state") for view in lab.page.locator(ROOT).all()} == {"running"}
+    lab.save()
+    lab.page.locator(f"{ROOT} .rl-view").nth(0).click()
+    step = int(data(lab, ROOT, "step"))
+    lab.page.keyboard.down("ArrowRight")
+    until_step(lab, step + 1)
+    lab.page.evaluate("() => { WebSocket.prototype.send = () => {}; }")  # it goes without a word
+    lab.reload()
+    lab.wait_until(lambda: lab.page.locator(ROOT).count() == 2 and data(lab, ROOT, "state") == "running", "the views")
+    lab.page.keyboard.up("ArrowRight")
+    lab.wait_until(lambda: said(lab) == "None", "nothing is held")
+    step = int(data(lab, ROOT, "step"))
+    lab.page.locator(f"{ROOT} .rl-view").nth(0).click()
+    lab.page.keyboard.press("ArrowLeft")
+    lab.wait_until(lambda: int(data(lab, ROOT, "step")) == step + 1, "one step more")
+    assert not errors and not lab.errors()

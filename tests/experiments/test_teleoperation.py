@@ -180,9 +180,14 @@ def test_a_function_drives_whole_episodes(seats: Any) -> None:
     seat = seats(EXPERT, seed=1, max_episode_steps=8, keep="all")
     still = seat.drive(lambda obs_N: np.zeros((len(obs_N), 2)), episodes=2)
     assert len(still) == 2 and [e.truncated for e in still] == [True, True] and still[0].seed != still[1].seed
-    again = seat.drive(lambda obs_N: np.ones((len(obs_N), 2)))
+    ones = lambda obs_N: np.ones((len(obs_N), 2))  # noqa: E731
+    again = seat.drive(ones)
     assert len(again) == 1 and len(seat.data) == 3 and again[0].action_T.max() == seat.data.spec.action_space.high.max()
     assert all(seat.data.replay(i).differences(seat.data[i]) == "" for i in range(3))
+    collected = lab.collect(EXPERT, ones, 3, seed=1, max_episode_steps=8)
+    assert [e.seed for e in collected] == [e.seed for e in seat.data] and collected[2].differences(again[0]) == ""
+    with pytest.raises(ConfigError, match=r"drive\(act=3\)"):
+        seat.drive(3)
 
 
 def test_a_policy_of_chunks_is_asked_when_its_chunk_is_over(seats: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import sys
 from pathlib import Path
@@ -40,12 +41,14 @@ def simulated(policy, *, count=4000, rho=1.5, updates=40, **fields):
 
 @pytest.mark.parametrize(("rho", "queue"), [(0.4, 2), (0.7, 1), (1.6, 1), (1.6, 3), (2.3, 2)])
 def test_the_mean_is_the_closed_form(rho, queue):
-    seconds, updates, groups = log_normal(48_000, mean=2.0 / rho, seed=3), 50, 128
+    seconds, updates = log_normal(48_000, mean=2.0 / rho, seed=3), 50
     setting = AsynchronousTraining(512, 256, 1.0, 2, StalenessPolicy("drop_oldest", queue=queue), steady=True)
     done = setting.simulate(seconds, updates=updates)
-    used = done.used(20)
-    tail = seconds[used].reshape(-1, 2).max(axis=1).mean() / seconds.mean()
-    assert setting.batch == 2 * groups
+    tail = seconds[done.used(20)].reshape(-1, 2).max(axis=1).mean() / seconds.mean()
+    ended, longest, waited = done.end_N[~np.isnan(done.end_N)], seconds.reshape(-1, 2).max(axis=1), (done.take_N - done.end_N)[done.used()]
+    assert ended[::2] == pytest.approx(seconds.mean() * 2 / 512 * np.arange(1, len(ended) // 2 + 1)), "groups at an even pace"
+    assert done.begin_N[: len(ended)] == pytest.approx(ended - np.repeat(longest, 2)[: len(ended)]) and (done.began_with_N[len(ended) :] == -1).all()
+    assert waited.min() >= -1e-9 and (rho > 1 or waited.min() < 1e-9), "who learns takes what has just come where it waits"
     assert done.staleness_N(20).mean() == pytest.approx(MeanStaleness(512, 256, queue, rho, tail).total, abs=0.05)
 
 
@@ -111,7 +114,8 @@ def test_a_run_has_the_staleness_that_was_simulated_item_by_item(monkeypatch):
     (lambda: GroupQueue(StalenessPolicy(), 0), "batch=0"), (lambda: AsynchronousTraining(4, 5, 1.0, 2), "no multiple of group_size=2. Next: 4"),
     (lambda: AsynchronousTraining(4, 4, 0.0), "training_s is 0.0"), (lambda: AsynchronousTraining(4, 4, 1.0).simulate([]), "at least one group"),
     (lambda: AsynchronousTraining(4, 4, 1.0).simulate([1.0, float("nan")]), "finite durations"),
-    (lambda: ToolCell(0.0, 1.0), "step_s must be above 0"), (lambda: ToolCell(1.0, 1.0).simulate([(3, 0)]), "turns of at least one token"),
+    *((lambda odd=odd: ToolCell(*odd), "step_s must be above 0") for odd in ((0.0, 1.0), (math.inf, 1.0), (1.0, -1.0), (1.0, math.inf), (1.0, 1.0, 1, -1.0))),
+    *((lambda odd=odd: ToolCell(1.0, 1.0, odd), "ToolCell.tools is") for odd in (0, True, 1.0)), (lambda: ToolCell(1.0, 1.0).simulate([(2,), (3, 0)]), "turns of at least one token"),
     (lambda: ResponseLengths.of_completion([(1.0, 0.5)], 1.0), "ends at 1"), (lambda: ResponseLengths.of_completion([(1.0, 1.0)], 0.0), "rate above 0"),
     (lambda: ResponseLengths.of_completion([(2.0, 0.5), (1.0, 1.0)], 1.0), "in the order of time"),
 ])  # fmt: skip
@@ -121,32 +125,42 @@ def test_numbers_that_cannot_work_are_named(make, says):
 
 
 # --- the cell of generation and tools; lengths drawn from a completion curve ----------------------------------------
-TOY = [(10, 2 + 3 * p) if p % 2 else (12 + 3 * p,) for p in range(8)]
+def by_hand(cell, turns):
+    now, steps, waited, ends, free, out = 0.0, 0, 0.0, [0.0] * len(turns), [0.0] * cell.tools, []
+    running, later = {i: t[0] for i, t in enumerate(turns)}, [list(t[1:]) for t in turns]
+    while running or out:
+        there, most = sorted(out), (not running if cell.by_count else len(out))
+        first, last = (there[0][0], there[-1][0]) if there else (now, now)
+        together = not cell.by_count and last - now <= cell.patience_s and (cell.patience_s or not running)
+        until = last if together else now if running else first
+        waited, now = waited + max(0.0, until - now), max(now, until)
+        for when, who in [o for o in there if o[0] <= now + 1e-12][:most]:
+            out.remove((when, who))
+            running[who] = later[who].pop(0)
+        steps, now = steps + 1, now + cell.step_s
+        for who in [i for i, left in running.items() if left == 1]:
+            if later[who]:
+                tool = free.index(min(free))
+                free[tool] = max(now, free[tool]) + cell.tool_s
+                out.append((free[tool], who))
+            else:
+                ends[who] = now
+        running = {i: left - 1 for i, left in running.items() if left > 1}
+    return [steps, now, waited, *ends]
 
 
-def test_the_toy_of_tools():
-    assert ToolCell(0.004, 0.03, by_count=True).simulate(TOY).steps == 86
-    for tools, plain in ((1, 63), (4, 41)):
-        cell = ToolCell(0.004, 0.03, tools)
-        found = cell.best(TOY).simulate(TOY)
-        assert cell.simulate(TOY).steps == plain and found.steps == 33
-        assert found.seconds <= cell.simulate(TOY).seconds + 1e-9
-
-
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     st.lists(st.lists(st.integers(1, 6), min_size=1, max_size=4), min_size=1, max_size=6), st.integers(1, 3), st.sampled_from([0.0, 0.5, 2.0, math.inf]),
     st.booleans(), st.sampled_from([0.0, 0.7, 3.0]),
 )  # fmt: skip
-def test_bounds_that_always_hold(turns, tools, patience, by_count, tool_s):
-    found = ToolCell(1.0, tool_s, tools, patience, by_count).simulate(turns)
-    longest, total, calls = max(map(sum, turns)), sum(map(sum, turns)), sum(len(t) - 1 for t in turns)
-    assert longest <= found.steps <= total
-    assert found.seconds == pytest.approx(found.steps + found.waited_s)
-    assert found.seconds >= max(sum(t) + tool_s * (len(t) - 1) for t in turns) - 1e-9
-    assert found.seconds >= calls * tool_s / tools - 1e-9 and max(found.ends_s) == pytest.approx(found.seconds)
-    best = ToolCell(1.0, tool_s, tools).best(turns).simulate(turns)
-    assert best.seconds <= ToolCell(1.0, tool_s, tools).simulate(turns).seconds + 0.5
+def test_a_cell_with_tools_goes_step_by_step(turns, tools, patience, by_count, tool_s):
+    cell = ToolCell(1.0, tool_s, tools, patience, by_count)
+    found, best = cell.simulate(turns), cell.best(turns)
+    assert [found.steps, found.seconds, found.waited_s, *found.ends_s] == pytest.approx(by_hand(cell, turns))
+    tries = [(by_hand(one, turns), one.patience_s) for one in (dataclasses.replace(cell, by_count=False, patience_s=p) for p in (0.0, tool_s, math.inf))]
+    level = [(steps, patient) for (steps, now, *_), patient in tries if now <= min(done[1] for done, _ in tries) + 0.5]
+    assert (by_hand(best, turns)[0], best.patience_s) == min(level) and not best.by_count
 
 
 def test_lengths_have_the_curve_they_are_drawn_from():

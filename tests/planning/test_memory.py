@@ -72,8 +72,7 @@ def test_a_measured_peak_is_needed() -> None:
 
 @pytest.mark.parametrize("seed", range(30))
 def test_what_a_device_holds_is_counted_item_by_item(seed: int) -> None:
-    """Whole items in whole groups of one rank, spread over its devices. Between peaks that were measured a line; below them the least, and beyond them in
-    proportion or as steeply as before: more than is said of an item, where it is more. A peak beside others is not its own."""
+    """Whole items in whole groups of a rank, spread over its devices. Between its own peaks a line; below the least of them; above in proportion or steeper."""
     rng = random.Random(seed)
     per_rank, group, whole, per_item = rng.choice([1, 1, 2, 4]), rng.choice([1, 1, 3]), rng.choice([0, 4.0]), rng.choice([0.0, 0.5, 2.0])
     own = Memory(whole, per_item, rng.random() < 0.5, shared_gib=(shared := rng.choice([0.0, 1.5])), shared_as="m" if shared else "")
@@ -304,8 +303,8 @@ def every_tree(problem: Problem, leaves: int) -> list[Tree]:
     for cut in Cuts.shared(problem).of(leaves):
         for parts in itertools.product(every_tree(problem, cut.before), every_tree(problem, cut.after)):
             counts = list(zip(*(p.devices for p in parts), problem.devices, strict=True))
-            far = tuple(max(a, b, min(n, a + b - 1) if a and b else 0) for a, b, n in counts)
-            found += [Composed(TEMPORAL, *parts, on, 0) for on in {far, tuple(max(a, b) for a, b, _ in counts)}]
+            seats = {tuple(max(a, b, min(n, a + b - 1) if far and a and b else 0) for a, b, n in counts) for far in (False, True)}
+            found += [Composed(TEMPORAL, *parts, on, 0) for on in seats]
             found += [Composed(SPATIAL, *parts, tuple(a + b for a, b, _ in counts), 0)] if all(a + b <= n for a, b, n in counts) else []
     return found
 
@@ -322,13 +321,12 @@ def has_room(placement: Placement) -> bool:
     )  # fmt: skip
 
 
-# where there is no plan, or a slower one, if all that stay count
 MEET = [9, 14, 31, 37, 56, 57, 75, 80, 91, 119, 155, 208, 211, 214, 227, 237, 247, 263, 281, 283, 294, 301, 310, 318, 326]
 
 
 @pytest.mark.parametrize("seed", [*MEET, *(pytest.param(n, marks=[pytest.mark.slow] * (n >= 12)) for n in range(150) if n not in MEET)])
 def test_who_meets_whom_is_settled_as_well_as_by_looking_at_every_plan(seed: int) -> None:
-    """In one call each. Memory decides who may share a device with whom."""
+    """In one call each. Memory decides who may share a device with whom; of `MEET` there is no plan, or a slower one, if all that stay count."""
     (profile, counts), best = random_few(seed), math.inf
     setting = Setting(profile, counts, 1, "fitted", 0)
     for used in (dataclasses.replace(a, forms=dataclasses.replace(a.forms, meeting=frozenset())) for a in setting.arrangements()):
@@ -342,8 +340,8 @@ def test_who_meets_whom_is_settled_as_well_as_by_looking_at_every_plan(seed: int
     except PlanError:
         assert math.isinf(best)
     else:
-        searched, followed = (min(some) for some in zip(*((p.candidate.searched, p.candidate.seconds) for p in found), strict=True))
-        assert min(searched, followed) * (1 - 1e-9) <= best <= searched * (1 + 1e-9)
+        searched = min(p.candidate.searched for p in found)
+        assert min(searched, *(p.candidate.seconds for p in found)) * (1 - 1e-9) <= best <= searched * (1 + 1e-9)
         quick = plan(profile, counts, micro_batches=1, simulate=False, quick=True)
         assert not any(p.candidate.placement.misfit() for p in (*found, quick.best))
 

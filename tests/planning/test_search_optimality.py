@@ -104,8 +104,7 @@ def test_no_plan_of_a_large_graph_is_faster() -> None:
 
 def least_beside(problem: Problem, leaf: int, g: int, left: int) -> tuple[float, float]:
     """In micro-batches of this granularity or finer ones, on at most so many devices: the shortest fill, and with the last of 2^g behind it; by hand."""
-    fill, period = problem.numbers(leaf, 0)
-    some = [(2**k, min(f, p), f) for at in zip(fill, period, strict=True) for k, row in enumerate(zip(*at, strict=True)) if k >= g
+    some = [(2**k, min(f, p), f) for at in zip(*problem.numbers(leaf, 0), strict=True) for k, row in enumerate(zip(*at, strict=True)) if k >= g
             for c, (f, p) in enumerate(zip(*row, strict=True)) if f < np.inf and all(a <= b for a, b in zip(problem.counts(c), problem.counts(left), strict=True))]  # fmt: skip
     shortest = min((f + (n / 2**g - 1) * m for n, m, f in some), default=np.inf)
     return shortest, shortest + (2**g - 1) * min((n / 2**g * m for n, m, _ in some), default=np.inf) if g else shortest

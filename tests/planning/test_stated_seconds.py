@@ -90,15 +90,11 @@ def test_a_plan_that_was_edited_is_read_from_its_fields() -> None:
 
 @pytest.mark.parametrize("seed", [1, 2, 3, 4, 15, 18, 20, 21, 30, 32, 35, 36, 39, 46, 49, 54, 57, 59])
 def test_from_its_fields_alone_a_plan_takes_what_it_took(seed: int) -> None:
-    """Of 206 plans of 60 flows 201 do. Another shape of the same seats may stand for it."""
+    """Of 206 plans of 60 flows 201 do."""
     profile, devices, more = any_flow(seed)
-    alike = []
-    for made in plan(profile, devices, **more):
-        if made.simulated is not None:
-            again = planned(profile, dataclasses.replace(made.execution, origin={}))
-            assert again.seconds == pytest.approx(made.seconds, rel=1e-6) and again.execution.placements == made.execution.placements
-            alike.append(again.shape == made.shape)
-    assert any(alike) or seed in (1, 36)
+    for made in (p for p in plan(profile, devices, **more) if p.simulated is not None):
+        again = planned(profile, dataclasses.replace(made.execution, origin={}))
+        assert again.seconds == pytest.approx(made.seconds, rel=1e-6) and again.execution.placements == made.execution.placements
 
 
 def nested(parts: int) -> list[object]:

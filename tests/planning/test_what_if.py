@@ -56,10 +56,7 @@ def test_a_question_that_changes_nothing_has_the_same_answer() -> None:
 def test_every_change_reaches_the_plan() -> None:
     plans = plan(two(), 8, simulate=False)
     now = plans.best.seconds
-    assert answers(plans, devices={"": 2}).best.seconds > now
-    assert answers(plans, items=128).best.seconds > now
-    assert answers(plans, switching=8.0)["temporal"].seconds >= plans["temporal"].seconds
-    assert answers(plans, staleness=2).best.seconds <= now
+    assert answers(plans, devices={"": 2}).best.seconds > now >= answers(plans, staleness=2).best.seconds
     assert "bubbles" not in described(plans)["plans"][0] and all(0 < share <= 1 for _, share in described(plan(two(), 8))["plans"][0]["bubbles"])
     tight = answers(plans, memory_gib=15.0)  # they cannot both stay
     assert not all(at["stays"] for at in tight["temporal"].placement.values())
@@ -165,8 +162,7 @@ def test_a_worker_of_twice_the_speed_is_one_of_half_the_seconds() -> None:
 @pytest.mark.parametrize("made", [*(Profile.load(DOCS / f"{n}.json") for n in ("maniskill_openvla", "grpo_1.5b_case1")), *map(random_profile, (7, 14))], ids=lambda p: p.name)
 @pytest.mark.parametrize("staleness", [0, 1])
 def test_bars_are_who_sits_where(made: Profile, staleness: int) -> None:
-    """Of a simulated plan the spans of an iteration, on the lanes of their devices or, without any, behind these; members of a cell on the same devices have a
-    part of the height each."""
+    """Spans of an iteration, on the lanes of their devices or, without any, behind these; members of a cell on the same devices have a part of them each."""
     for one in (p for p in plan(made, 8, staleness=staleness, micro_batches=4) if p.simulated is not None):
         placement, timeline = one.candidate.placement, one.timeline
         seats, (last, seconds), picture = placement.seats, settled(timeline, staleness), gantt(one)
@@ -180,10 +176,8 @@ def test_bars_are_who_sits_where(made: Profile, staleness: int) -> None:
                 rows = timeline.spans[(timeline.spans["track"] == number) & np.isin(timeline.spans["kind"], kinds)]
                 rows, joined = rows[(rows["end"] > began) & (rows["start"] < round(last * 1e9))], list[list[float]]()
                 for start, end in sorted((max(s["start"] - began, 0) / 1e9, (min(s["end"], round(last * 1e9)) - began) / 1e9) for s in rows):
-                    if joined and start - joined[-1][1] <= seconds / 800:
-                        joined[-1][1] = max(joined[-1][1], end)
-                    else:
-                        joined.append([start, end])
+                    near = bool(joined) and start - joined[-1][1] <= seconds / 800
+                    joined[-1:] = [[joined[-1][0], max(joined[-1][1], end)]] if near else [*joined[-1:], [start, end]]
                 expected += [(*j, on[0] + each * at, on[0] + each * (at + 1), picture.workers.index(name), len(kinds) - 1) for j in joined]
         assert np.array(sorted(map(tuple, picture.bars.tolist()))) == pytest.approx(np.array(sorted(expected)), rel=1e-5, abs=1e-6 * seconds)
         seated = [len(seats[w].devices) > 0 for w in picture.workers]

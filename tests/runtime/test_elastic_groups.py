@@ -3,13 +3,14 @@ all is built there in its turn: what is there leaves first, and comes back to it
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections import Counter
 from typing import Any, ClassVar
 
 import pytest
-from flows import DEVICES, Numbers, cell_flow
-from sessions import both, opened, until
+from flows import DEVICES, Numbers, apart, cell_flow
+from sessions import both, opened, step_within, until
 
 from rlinf_lab.errors import ExecutorError, PlanError, UnknownNameError, WorkerError, WorkflowError
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
@@ -63,6 +64,26 @@ def test_who_goes_in_the_middle_of_a_call_hands_over_and_who_comes_takes_part_in
         assert Counter(item for item, _ in items) == dict.fromkeys(range(300), 1) and {rank for _, rank in items} <= {0, 2}
         for _ in range(2):
             assert s.step(20)["who"] == [(0, 2), (1, 2)]
+
+
+@both
+def test_who_leaves_in_the_middle_of_a_call_has_gone_before_it_ends(kind: str) -> None:
+    flow = Workflow("going")
+    numbers, doubled = flow.channels("numbers", "doubled")
+    doubles, sink, sessions, items = flow.worker(Doubles, name="doubles"), flow.worker(Sink, name="sink"), list[Any](), itertools.count()
+
+    @flow.iteration
+    def iteration() -> Any:
+        doubles.convert(numbers, doubled)
+        numbers.put(-1)
+        for s in sessions:
+            s.leave("doubles", 1)
+            until(lambda: numbers.put(next(items)) or not s._loop.members._on_its_way)  # noqa: B023  (it takes what it waits for already)
+        return sink.consume(doubled)
+
+    with opened(kind, flow, apart(flow, {"doubles": 2}, micro_batches={"numbers": 1})) as s:
+        sessions.append(s)
+        assert sorted(item for item, _ in step_within(s)) == [*range(-1, next(items))] and s.members["doubles"] == (0,)
 
 
 class Meets(Worker):

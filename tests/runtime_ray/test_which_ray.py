@@ -13,10 +13,13 @@ from typing import Any
 
 import pytest
 
+from rlinf_lab import ExecutionPlan, Worker, Workflow
 from rlinf_lab.errors import Cancelled, ExecutorError, PlanError
 from rlinf_lab.runtime.executors import placement_group, ray_nodes, ray_start
+from rlinf_lab.runtime.executors.node_probe import NodeFacts
 from rlinf_lab.runtime.executors.placement_group import NODE, SOMETHING, Reservation
 from rlinf_lab.runtime.executors.ray_nodes import Node
+from rlinf_lab.runtime.run import preflight
 
 OURS = "here:1"
 CASES = itertools.product(["", "private", "somebody's"], [None, "auto", OURS, "there:2"], [None, "set:3"], [False, True], [None, "1", "2"])
@@ -167,3 +170,49 @@ def test_ray_is_asked_three_times_unless_it_is_gone(silent: int, monkeypatch: py
     with pytest.raises(ExecutorError, match="is gone: its control service"):
         ray_nodes.answer_of_ray(question)
     assert len(asked) == min(silent + 1, 3)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_what_nodes_lack_is_said_of_each(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Packages of other versions, workers that cannot be made there, ports that are closed; or nodes that are not there at all."""
+    rng, asked = random.Random(seed), list[Any]()
+    mine = {"python": "3.11", "torch": "2.1", "ray": None}
+    ids = {n: f"id{n}" for n in range(seed % 3 + 1)}
+    facts = {
+        i: NodeFacts({p: rng.choice([v, v, v, v, "9", None]) for p, v in mine.items()}, {"w": "boom", "v": "other"} if rng.random() < 0.15 else {}) for i in ids.values()
+    }  # fmt: skip
+    closed = {pair for pair in itertools.permutations(ids.values(), 2) if rng.random() < 0.15}
+
+    def wait(devices: Any, stopped: Any, seconds: float, emulate: bool) -> dict[int, str]:
+        asked.append((*devices, stopped(), seconds, emulate))
+        if seed == 7:
+            raise PlanError("no node 5. Next: wait.")
+        return ids
+
+    for name, value in (
+        ("ensure_ray", asked.append), ("refuse_missing", lambda plan, emulate: asked.append(emulate)), ("wait_for_nodes", wait), ("facts_here", lambda: NodeFacts(mine, {})),
+        ("facts_of", lambda node, packed, path: asked.append(list(packed)) or facts[node]), ("reach", lambda a, b: "refused" if (a, b) in closed else ""),
+    ):  # fmt: skip
+        monkeypatch.setattr(preflight, name, value)
+    flow = Workflow("checked")
+    worker = flow.worker(Worker, name="w")
+    flow.iteration(lambda: worker.compute(0.0))
+    report = preflight.check(flow, ExecutionPlan.temporal(flow, ["cpu:0"]), "ray", address="auto", emulate=bool(seed % 2))
+    assert asked == ["auto", bool(seed % 2), ("cpu:0", False, 0.0, bool(seed % 2)), *([] if seed == 7 else [["w"]] * len(ids))]
+    if seed == 7:
+        assert [(c.name, c.status) for c in report.checks[2:]] == [("devices", "broken"), ("pickling", "ok")]
+        assert report["devices"].found.startswith("no node 5") and report["devices"].mend == "wait." and not report.ok
+        return
+    told = {c.name: (c.status, c.found) for c in report.checks[4:]}
+    expected = {}
+    for n, node in ids.items():
+        other = [f"{p} {v or 'missing'} (here {mine[p]})" for p, v in facts[node].versions.items() if v != mine[p]]
+        missing = "broken" if None in facts[node].versions.values() else "optional"
+        state = ("broken", "worker 'w' cannot be made there: boom") if facts[node].problems else (missing, ", ".join(other)) if other else ("ok", "3 packages as here")
+        expected[f"packages of node {n}"] = state
+    shut = [f"node {a} cannot open a connection to node {b} (refused)" for n in ids if n for a, b in ((0, n), (n, 0)) if (ids[a], ids[b]) in closed]
+    reached = f"node 0 and {len(ids) - 1} other node{'s' * (len(ids) > 2)} reach each other" if len(ids) > 1 else "unix sockets and memory files"
+    expected["ports"] = ("broken", "; ".join(shut)) if shut else ("ok", reached)
+    assert {name: state for name, state in told.items() if name != "items"} == expected
+    assert report.ok == all(status != "broken" for status, _ in expected.values())
+    assert (told["items"][0] if report.ok else "") == ("optional" if report.ok else "")

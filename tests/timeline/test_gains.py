@@ -53,9 +53,9 @@ TAILED: Chain = ([[*(8 + (7 * i) % 9 for i in range(15)), 60, 0], [4] * 16 + [6]
 """A sampler of responses of which one is long, and a learner."""
 
 
-def ran(of: Chain, faster: int = -1, times: float = 2.0, ranks: int = 1, iterations: int = 2, room: int | None = None) -> Timeline:
+def ran(of: Chain, faster: int = -1, times: float = 2.0, ranks: int = 1, iterations: int = 2, room: int | None = None, shared: bool = False) -> Timeline:
     """Workers w0 → w1 → …, each on a device of its own, w0 on ``ranks``. ``of``: ms of each worker and item, then the micro-batch of each channel.
-    ``room``: for so many more items than that (None: for any number)."""
+    ``room``: for so many more items than that (None: for any number). ``shared``: all on one device."""
     steps, micro_batches = of
     flow, count = lab.Workflow("chain"), len(steps)
     channels = [flow.channel(f"c{i}", capacity=None if room is None else micro_batches[i] + room) for i in range(count - 1)]
@@ -69,7 +69,8 @@ def ran(of: Chain, faster: int = -1, times: float = 2.0, ranks: int = 1, iterati
         links[-1].last(channels[-1])
 
     places = {f"w{i}": ((ranks - 1 + i,),) for i in range(1, count)} | {"w0": tuple((r,) for r in range(ranks))}
-    devices = tuple(f"cpu:{i}" for i in range(count - 1 + ranks))
+    places = dict.fromkeys(places, ((0,),)) if shared else places
+    devices = tuple(f"cpu:{i}" for i in range(1 if shared else count - 1 + ranks))
     plan = lab.ExecutionPlan("apart", devices, places, {f"c{i}": n for i, n in enumerate(micro_batches)})
     done = lab.run(flow, plan, iterations, dashboard=False, clock=MockClock())
     done.wait(60)
@@ -86,16 +87,17 @@ def chains() -> st.SearchStrategy[Chain]:
 
 
 # The same examples each time: where workers take no time, what ties is told wrongly now and then.
-@given(chains(), st.sampled_from([1.5, 2.0, 8.0]), st.integers(1, 2), st.sampled_from([None, 0, 1, 3]))
-@example(([[3, 1, 4, 1, 5, 30], [9, 2, 6, 5, 3, 20], [1, 1, 1, 1, 1, 9]], [2, 3]), 2.0, 1, None)
+@given(chains(), st.sampled_from([1.5, 2.0, 8.0]), st.integers(1, 2), st.sampled_from([None, 0, 1, 3, "shared"]))
+@example(([[3, 1, 4, 1, 5, 30], [9, 2, 6, 5, 3, 20], [1, 1, 1, 1, 1, 9]], [2, 3]), 2.0, 1, "shared")
 @example(TAILED, 8.0, 2, None)
 @settings(max_examples=25, deadline=None, derandomize=True)
-def test_what_a_faster_worker_gains(chain: Chain, times: float, ranks: int, room: int | None) -> None:
+def test_what_a_faster_worker_gains(chain: Chain, times: float, ranks: int, room: Any) -> None:
     """Of the first one where it is alone: two that are faster hand on their items in another order."""
-    before = ran(chain, ranks=ranks, room=room)
+    ranks, options = (1, {"shared": True}) if room == "shared" else (ranks, {"room": room})
+    before = ran(chain, ranks=ranks, **options)
     told = before.gains(times).set_index("worker")["seconds"]
     for worker in range(ranks > 1, len(chain[0])):
-        gained = (before.elapsed_ns - ran(chain, worker, times, ranks, room=room).elapsed_ns) / 1e9
+        gained = (before.elapsed_ns - ran(chain, worker, times, ranks, **options).elapsed_ns) / 1e9
         assert told.get(f"w{worker}", 0.0) == pytest.approx(gained, abs=1e-7)
 
 

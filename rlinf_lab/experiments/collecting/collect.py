@@ -102,13 +102,13 @@ def in_own_units(data: EpisodeList, space: Space) -> EpisodeList:
     )
 
 
-def acting(policy: Any, factory: Any, call: str = "collect") -> tuple[Callable[[Any], Any], str, bool]:
-    """(function from obs_N to action_N, who that is, whether the user wrote it). ``call`` is named in `ConfigError`."""
+def acting(policy: Any, factory: Any, given: str = "collect(policy") -> tuple[Callable[[Any], Any], str, bool]:
+    """(function from obs_N to action_N, who that is, whether the user wrote it). ``given``: as errors name it."""
     if isinstance(policy, str) and policy == "expert":
         expert = factory.expert()
         return expert, repr(expert), False
     if isinstance(policy, str) and not Path(policy).exists() and get_close_matches(policy.lower(), ["expert"]):
-        raise ConfigError(f"{call}(policy={policy!r}): no run's folder. Did you mean 'expert'? Next: policy='expert'.")
+        raise ConfigError(f"{given}={policy!r}): no run's folder. Did you mean 'expert'? Next: policy='expert'.")
     if isinstance(policy, (str, os.PathLike)):
         policy = load_policy(policy)
     if hasattr(policy, "policy") and callable(policy.policy):  # a run
@@ -117,7 +117,7 @@ def acting(policy: Any, factory: Any, call: str = "collect") -> tuple[Callable[[
         return policy.act, repr(policy), not isinstance(policy, TrainedPolicy)
     if callable(policy):
         return policy, getattr(policy, "__name__", type(policy).__name__), True
-    raise ConfigError(f"{call}(policy={shown(policy)}): {WAYS}.")
+    raise ConfigError(f"{given}={shown(policy)}): {WAYS}.")
 
 
 class _Acting:

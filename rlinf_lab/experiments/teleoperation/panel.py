@@ -88,7 +88,7 @@ def teleoperate(
         )
     spec = factory.spec(max_episode_steps)
     controls = Controls.of(spec, keys_to_action)
-    act, by = (None, "") if policy is None else acting(policy, factory, "teleoperate")[:2]
+    act, by = (None, "") if policy is None else acting(policy, factory, "teleoperate(policy")[:2]
     settings = Settings(seed, max_episode_steps, keep, end_on_success, realtime, task or spec.id)
     known = DataSpec(spec.observation_space, spec.action_space, id_of(env, spec.id), spec.max_episode_steps)
     return Teleoperation(factory, known, spec.native_action_space, controls, act, by, settings)
@@ -161,7 +161,7 @@ class Teleoperation(PushedWidget):
         if isinstance(after, bool) or not isinstance(after, Integral) or after < 0 or (after and not self._by):
             why = "no policy acts here" if isinstance(after, Integral) and after > 0 else "a number of steps"
             raise ConfigError(f"drive(after={shown(after)}): {why}. Next: after=0, or teleoperate(env, policy=run).")
-        chosen, _, _ = acting(act, self._factory, "drive")
+        chosen, _, _ = acting(act, self._factory, "drive(act")
         before = len(self._seat.kept)
         for _ in range(episodes):
             waits = iter(range(int(after)))
