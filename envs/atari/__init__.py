@@ -10,6 +10,7 @@ environment at a time are "ALE/Breakout-v5" of gymnasium.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import gymnasium
@@ -71,4 +72,16 @@ def make(task: str, num_envs: int, max_episode_steps: int | None = None, *, core
     given = {"reward_clipping": False, **options, "max_num_frames_per_episode": limit * frames_a_step, "autoreset_mode": AutoresetMode.SAME_STEP}
     env, id = AtariVectorEnv(game, num_envs, num_threads=cores, **given), f"atari/{task}"
     observation, action = presented_observation(env.single_observation_space, id), presented_action(env.single_action_space, id)
-    return AtariVector(env, EnvSpec(id, observation, action, limit), cores)
+    names = None if options.get("full_action_space") else _action_names(game)
+    return AtariVector(env, EnvSpec(id, observation, action, limit, action_names=names), cores)
+
+
+@functools.cache
+def _action_names(game: str) -> tuple[str, ...]:
+    """What the game's own choices are called."""
+    from ale_py import Action, ALEInterface, LoggerMode, roms
+
+    ALEInterface.setLoggerMode(LoggerMode.Error)  # it greets
+    console = ALEInterface()
+    console.loadROM(roms.get_rom_path(game))
+    return tuple(Action(choice).name.lower() for choice in console.getMinimalActionSet())

@@ -29,7 +29,7 @@ NEEDS = "rlinf-lab[metaworld]"
 OBSERVATION, ACTION = Box(-np.inf, np.inf, (39,), np.float32), Box(-1.0, 1.0, (4,), np.float32)
 LIMIT = 500  # steps, the simulator's own
 CAMERA = "corner"
-AXES = ("x", "y", "z", "gripper")  # of the hand
+AXES = ("forward, x", "right, y", "up, z", "gripper")  # of the hand, as that camera sees it
 
 
 def _simulator() -> tuple[Any, dict[str, Any]]:

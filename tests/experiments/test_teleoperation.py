@@ -305,6 +305,7 @@ def test_what_a_page_cannot_mean_is_not_taken(seats: Any, content: Any) -> None:
         ({"env": "CartPole-v1", "keys_to_action": {}}, "a dict from keys to actions"),
         ({"env": "CartPole-v1", "keys_to_action": {"a": 2}}, r"an action of Discrete\(2\)"),
         ({"env": "CartPole-v1", "keys_to_action": {"?": 0}}, "a letter or a digit"),
+        ({"env": "CartPole-v1", "keys_to_action": {"left": 0}}, "a letter or a digit.*ArrowLeft"),
         ({"env": "Pendulum-v1", "keys_to_action": {"a": [2.0]}}, "1 numbers from -1 to 1"),
         ({"env": "CartPole-v1", "policy": "expret"}, "teleoperate.*Did you mean 'expert'"),
         ({"env": "CartPole-v1", "policy": 3}, r"teleoperate\(policy=3\)"),
@@ -507,9 +508,9 @@ def test_keys_follow_the_names_of_actions() -> None:
     switches = controls(spaces.MultiBinary(2))
     assert controls(spaces.Box(-3, 3, ())).action({"axes": [-0.5]}) == -1.5
     assert switches.action({"axes": [0.5, -1]}).tolist() == [1, 0] and [b.keys[0] for b in switches.bindings] == ["ArrowRight", "ArrowUp", "Space"]
-    own = controls(spaces.Box(-1, 1, (2,)), keys={"w": [0, 1], ("a", "w"): [-1, 1], "wd": [1, 1], "ArrowUp": [0, 0.5], " ": [0, 0]})
-    assert [b.keys for b in own.bindings] == [("KeyW",), ("KeyA", "KeyW"), ("KeyW", "KeyD"), ("ArrowUp",), ("Space",)]
-    assert own.bindings[1].does == (-1, 1) and "KeyW: action 1 +1" in repr(own)
+    own = controls(spaces.Box(-1, 1, (2,)), keys={ord('q'): [0, 0.1], "w": [0, 1], ("a", "w"): [-1, 1], "wd": [1, 1], "ArrowUp": [0, 0.5], " ": [0, 0]})
+    assert [b.keys for b in own.bindings] == [("KeyQ",), ("KeyW",), ("KeyA", "KeyW"), ("KeyW", "KeyD"), ("ArrowUp",), ("Space",)]
+    assert own.bindings[2].does == (-1, 1) and "KeyW: action 1 +1" in repr(own)
 
 
 @pytest.mark.parametrize("id, count", [("CartPole-v1", 2), ("MountainCar-v0", 3), ("FrozenLake-v1", 4), ("Pendulum-v1", 1), ("metaworld/push-v3", 4)])
@@ -521,3 +522,48 @@ def test_known_tasks_say_what_their_actions_are_called(id: str, count: int) -> N
 @pytest.mark.parametrize("told", [lambda self, action: "left", lambda self: {1: "back"}, lambda self: ["one"], lambda self: None])
 def test_what_somebody_means_otherwise_by_that_name_hinders_nobody(told: Any) -> None:
     assert lab.envs.make_vec(type("Own", (Turns,), {"get_action_meanings": told}), 1).spec.action_names is None
+
+
+def test_taps_are_steps_in_their_order_and_a_key_that_is_held_repeats_later(seats: Any) -> None:
+    seat = seats(Turns)
+    page = Page(seat)
+    page.say({"type": "speed", "speed": 50})
+    page.wait(lambda now: now["state"] == "ready")
+    for choice in (2, 0, 0, 2):  # quicker than steps are
+        page.hold(choice=choice)
+        page.hold(choice=None, engaged=False)
+    page.wait(lambda now: now["step"] == 4)
+    page.hold(choice=1)  # held: once at first, then again and again
+    page.wait(lambda now: now["step"] >= 7)
+    page.hold(choice=None, engaged=False)
+    page.say({"type": "ask", "what": "end"})
+    page.wait(lambda now: now["state"] == "over")
+    page.say({"type": "ask", "what": "keep"})
+    page.wait(lambda now: now["kept"] == 1)
+    actions = seat.data[0].action_T.tolist()
+    assert actions[:4] == [3, 1, 1, 3] and set(actions[4:]) == {2}
+
+
+def test_who_was_at_the_controls_is_told(seats: Any) -> None:
+    seat = seats(Line, lambda obs_N: np.ones((len(obs_N), 1)), keep="all")
+    assert seat.drive(lambda obs_N: np.ones((len(obs_N), 1))).spec.by == "<lambda> and <lambda>" and seat.corrections.spec.by == "<lambda>"
+
+
+def test_names_choose_keys(seats: Any) -> None:
+    seat = seats(lambda: gymnasium.make("Reacher-v5"), action_names=["up", "right"])
+    assert seat.controls["names"] == ["up", "right"]
+    hand = controls(spaces.Box(-1, 1, (5,)), ("forward, x", "right, y", "tilt", "left gripper", "up"))
+    keys = {b.keys[0]: b.does.index(1.0) for b in hand.bindings if 1.0 in b.does}
+    assert keys == {"KeyW": 0, "ArrowUp": 0, "KeyD": 1, "ArrowRight": 1, "KeyE": 4, "KeyR": 3, "KeyT": 2} and hand.stays == (False, False, False, True, False)
+    for names in (["up"], "up", ["a", "b", "c"]):
+        with pytest.raises(ConfigError, match=r"2 names needed, of the numbers of Box"):
+            lab.teleoperate("Reacher-v5", action_names=names)
+
+
+def test_pictures_whose_colours_come_first_are_shown(seats: Any) -> None:
+    from rlinf_lab.experiments.teleoperation.seat import _picture
+    from rlinf_lab.vecenv import make_vec
+
+    env = make_vec("atari/Pong-v5", 1)
+    shown = _picture(env, env.reset(seed=0))
+    assert shown is not None and shown.shape == (84, 84) and env.spec.action_names[0] == "noop"

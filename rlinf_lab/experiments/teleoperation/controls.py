@@ -22,10 +22,11 @@ PAIRS = (
     ("KeyA", "KeyD"), ("KeyS", "KeyW"), ("KeyQ", "KeyE"), ("KeyF", "KeyR"), ("KeyG", "KeyT"), ("KeyH", "KeyY"),
     ("KeyJ", "KeyU"), ("KeyK", "KeyI"), ("KeyL", "KeyO"),
 )  # fmt: skip
+WAYS = ("right", "forward", "up", "gripper")  # what the first of them are for, where names say so
 ARROWS = (("ArrowLeft", "ArrowRight"), ("ArrowDown", "ArrowUp"))
 DIGITS = tuple(f"Digit{n}" for n in (*range(1, 10), 0))
 IDLE_KEY = "Space"
-STAYS = ("gripper", "hand", "fingers")  # axes that keep their last value: nobody holds a key to hold a cube
+STAYS = ("gripper", "fingers")  # axes that keep their last value: nobody holds a key to hold a cube
 IDLE = ("none", "noop", "nothing", "no-op")
 WORDS = {"left": "ArrowLeft", "right": "ArrowRight", "up": "ArrowUp", "down": "ArrowDown", "main": "ArrowUp"}
 CODES = r"Key[A-Z]|Digit\d|Arrow(Left|Right|Up|Down)|Space|Numpad\w+"
@@ -168,12 +169,14 @@ def _axes(
     id: str, space: spaces.Space, size: int, given: Sequence[str] | None, keys: Mapping[Any, Any] | None
 ) -> Controls:
     names = tuple(given) if given is not None and len(given) == size else tuple(f"action {i}" for i in range(size))
-    stays = tuple(name.lower() in STAYS for name in names)
+    stays = tuple(any(word in name.lower() for word in STAYS) for name in names)
     if keys is not None:
         return Controls(
             space, names, stays, tuple(Binding(_codes(id, held), _part(id, size, does)) for held, does in keys.items())
         )
-    pairs = [*enumerate(PAIRS[:size] if size > len(ARROWS) else ()), *enumerate(ARROWS[:size])]
+    places = _places(names)
+    rows = [(i, pairs[place]) for pairs in (PAIRS, ARROWS) for i, place in enumerate(places) if place < len(pairs)]
+    pairs = [(i, pair) for i, pair in rows if size > len(ARROWS) or pair in ARROWS]
     ends = (None, 1.0) if isinstance(space, spaces.MultiBinary) else (-1.0, 1.0)  # nothing is less than off
     bindings = [
         Binding((key,), tuple(by if k == i else 0.0 for k in range(size)))
@@ -184,12 +187,31 @@ def _axes(
     return Controls(space, names, stays, (*bindings, Binding((IDLE_KEY,), (0.0,) * size)))
 
 
+def _places(names: Sequence[str]) -> list[int]:
+    """Which pair of keys each axis has. By what its name says of its way, else the first that is free."""
+    said = [
+        next((k for k, way in enumerate(WAYS) if way in re.findall(r"[a-z]+", name.lower())), None) for name in names
+    ]
+    said = [place if place is not None and said.index(place) == i else None for i, place in enumerate(said)]
+    free = iter(k for k in range(len(names) + len(WAYS)) if k not in said)
+    return [next(free) if place is None else place for place in said]
+
+
 def _codes(id: str, keys: Any) -> tuple[str, ...]:
     """Keys by their places. Given as gymnasium writes them ("w", "wd", ("w", "d")) or as browsers do ("KeyW")."""
     whole = isinstance(keys, str) and (len(keys) == 1 or re.fullmatch(r"(Key|Digit|Arrow|Space|Numpad)\w*", keys))
-    parts = [keys] if whole else list(keys) if isinstance(keys, (str, tuple, list)) else [None]
+    is_chord = isinstance(keys, str) and 1 < len(keys) <= 3  # longer ones would be the name of a key
+    parts = (
+        [keys]
+        if whole or isinstance(keys, int)
+        else list(keys)
+        if is_chord or isinstance(keys, (tuple, list))
+        else [None]
+    )
     found = []
     for part in parts:
+        if isinstance(part, int) and not isinstance(part, bool) and 0 < part < 0x110000:
+            part = chr(part)  # as gymnasium's play has them
         if isinstance(part, str) and re.fullmatch(r"[a-zA-Z]", part):
             found.append(f"Key{part.upper()}")
         elif isinstance(part, str) and re.fullmatch(r"\d", part):

@@ -8,7 +8,7 @@ import html
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from numbers import Integral
@@ -48,6 +48,7 @@ def teleoperate(
     end_on_success: bool = False,
     realtime: bool = False,
     keys_to_action: Mapping[Any, Any] | None = None,
+    action_names: Sequence[str] | None = None,
     task: str = "",
 ) -> Teleoperation:
     """Drive ``env`` in the notebook by keyboard, mouse or gamepad. Episodes are kept as data to learn from.
@@ -61,7 +62,8 @@ def teleoperate(
     an episode ends with its first success, where the environment would go on; a policy that is cloned from such data
     has not seen how to stay there. ``keys_to_action``: as gymnasium's `play`
     takes it, ``{"a": 0, "d": 1}`` or ``{"w": [0, 1], ("a", "w"): ...}``, axes from -1 to 1; None: arrows, letters and
-    digits, as the panel shows. ``task``: what is to be done, in words. Episode i begins as `collect`'s with this seed.
+    digits, as the panel shows. ``action_names``: of the numbers of an action, or of its choices, where the environment
+    does not say them: "right", "forward", "up" choose their keys, and a "gripper" stays where it was put. ``task``: what is to be done, in words. Episode i begins as `collect`'s with this seed.
 
     Raises `ConfigError` for an action space without controls (Dict, Tuple, MultiDiscrete) and for bad settings.
     """
@@ -87,7 +89,13 @@ def teleoperate(
             "its id, or a function that makes one."
         )
     spec = factory.spec(max_episode_steps)
-    controls = Controls.of(spec, keys_to_action)
+    names = None if action_names is None or isinstance(action_names, str) else tuple(action_names)
+    controls = Controls.of(spec if names is None else replace(spec, action_names=names), keys_to_action)
+    if action_names is not None and controls.names != names:
+        raise ConfigError(
+            f"teleoperate(action_names={shown(action_names)}): {counted(len(controls.names), 'name')} needed, of the "
+            f"{'choices' if controls.are_choices else 'numbers'} of {spec.action_space}. Next: a list with one for each."
+        )
     act, by = (None, "") if policy is None else acting(policy, factory, "teleoperate(policy")[:2]
     settings = Settings(seed, max_episode_steps, keep, end_on_success, realtime, task or spec.id)
     known = DataSpec(spec.observation_space, spec.action_space, id_of(env, spec.id), spec.max_episode_steps)
@@ -141,13 +149,14 @@ class Teleoperation(PushedWidget):
         """
         if not self._by:
             raise ConfigError("corrections: no policy acts here. Next: data; or teleoperate(env, policy=run).")
-        return self._list(self._seat.corrections, "person")
+        return self._list(self._seat.corrections, list(dict.fromkeys(self._seat.kept_by)))
 
     def _since(self, number: int) -> EpisodeList:
-        return self._list(self._seat.kept[number:], f"person and {self._by}" if self._by else "person")
+        who = list(dict.fromkeys(self._seat.kept_by[number:]))
+        return self._list(self._seat.kept[number:], [*who, self._by] if self._by else who)
 
-    def _list(self, episodes: list[Episode], by: str) -> EpisodeList:
-        data = EpisodeList(replace(self._known, by=by), list(episodes))
+    def _list(self, episodes: list[Episode], by: list[str]) -> EpisodeList:
+        data = EpisodeList(replace(self._known, by=" and ".join(by)), list(episodes))
         return data if self._native is None else in_own_units(data, self._native)
 
     def drive(self, act: Any, episodes: int = 1, *, after: int = 0) -> EpisodeList:
@@ -161,11 +170,11 @@ class Teleoperation(PushedWidget):
         if isinstance(after, bool) or not isinstance(after, Integral) or after < 0 or (after and not self._by):
             why = "no policy acts here" if isinstance(after, Integral) and after > 0 else "a number of steps"
             raise ConfigError(f"drive(after={shown(after)}): {why}. Next: after=0, or teleoperate(env, policy=run).")
-        chosen, _, _ = acting(act, self._factory, "drive(act")
+        chosen, by, _ = acting(act, self._factory, "drive(act")
         before = len(self._seat.kept)
         for _ in range(episodes):
             waits = iter(range(int(after)))
-            self._seat.drive(lambda obs_N, w=waits: chosen(obs_N) if next(w, None) is None else None)
+            self._seat.drive(lambda obs_N, w=waits: chosen(obs_N) if next(w, None) is None else None, by)
         return self._since(before)
 
     def close(self) -> None:

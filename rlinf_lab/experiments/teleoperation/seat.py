@@ -13,6 +13,7 @@ import functools
 import threading
 import time
 import warnings
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -32,9 +33,12 @@ from rlinf_lab.vecenv.stepping import is_chunk
 from rlinf_lab.vecenv.stepping.on_host import on_host
 from rlinf_lab.workers.seeds import Purpose, environment_seed
 
+PERSON = "person"
 STARTING, READY, RUNNING, OVER, FAILED, CLOSED = "starting", "ready", "running", "over", "failed", "closed"
 CLOSED_S = 10.0  # that an environment may take to end a step and to close
 KEEPS = ("ask", "success", "all")
+REPEAT_S = 0.25  # that a key of choices is held until it counts again, as keyboards have it
+MOST_TAPS = 8  # that wait for their step
 SPEEDS = (1, 2, 5, 10, 20, 30, 50)  # steps a second that a page offers
 
 
@@ -78,6 +82,7 @@ class _Hand:
     """A function at the controls for one episode."""
 
     act: Callable[[Tree], Tree]
+    by: str
     is_done: bool = False
     error: BaseException | None = None
 
@@ -99,13 +104,16 @@ class Seat:
     ) -> None:
         self.controls, self.settings = controls, settings
         self.kept: list[Episode] = []
+        self.kept_by: list[str] = []
+        """who was at the controls of each"""
         self.corrections: list[Episode] = []
         self.error: Exception | None = None
         self.speed = 10.0
         self._factory, self._policy, self._tell, self._wants_picture = factory, policy, tell, wants_picture
         self._changed = threading.Condition()
         self._held: Any = None  # the action of the person, while something is held
-        self._tapped: Any = None  # the same since the last step, even if it has been let go of
+        self._taps: deque[Any] = deque()  # those of keys that were pressed since the last step, even if let go of
+        self._repeats_at = 0.0  # from when on a key that is held counts for more than one step
         self._rest: Any = None  # and while nothing is; None: there is no such action
         self._goes = False  # the policy acts, or time goes on, without anybody holding anything
         self._asked = ""  # "end", "discard" or "keep": what somebody wants of this episode
@@ -137,8 +145,10 @@ class Seat:
         choices = self.controls.are_choices
         action = self.controls.action(told) if engaged or not choices else None
         with self._changed:
+            if engaged and (self._held is None or choices):
+                self._taps = deque([*self._taps, action], MOST_TAPS) if choices else deque([action])
+                self._repeats_at = time.monotonic() + (REPEAT_S if choices and not self.is_autonomous else 0.0)
             self._held = action if engaged else None
-            self._tapped = action if engaged else self._tapped
             if (engaged and self.controls.idle is None) if choices else not engaged:
                 self._rest = action  # axes as they were left; the last choice, where none is to do nothing
             self._changed.notify_all()
@@ -146,7 +156,8 @@ class Seat:
     def let_go(self) -> None:
         """Nobody holds anything, and nothing goes on by itself."""
         with self._changed:
-            self._held = self._tapped = None
+            self._held = None
+            self._taps.clear()
             self._goes = False
 
     def go(self, goes: bool) -> None:
@@ -165,9 +176,9 @@ class Seat:
         with self._changed:
             self._changed.wait_for(lambda: self._news.state != STARTING, seconds)
 
-    def drive(self, act: Callable[[Tree], Tree]) -> None:
+    def drive(self, act: Callable[[Tree], Tree], by: str) -> None:
         """Have ``act`` at the controls for one whole episode. As fast as it goes; returns when it is over."""
-        hand = _Hand(act)
+        hand = _Hand(act, by)
         with self._changed:
             if self._hand is not None:
                 raise EnvError(f"{self._factory.id}: somebody drives it already. Next: wait until that call returns.")
@@ -226,7 +237,8 @@ class Seat:
         whole, stretch, corrections = Recording(), Recording(), list[Episode]()
         self._planned = {"policy": [], "hand": []}
         with self._changed:  # who held something to the end of an episode does not begin the next one with it
-            self._held, self._tapped, self._rest, self._asked = None, None, self.controls.rest(), ""
+            self._taps.clear()
+            self._held, self._rest, self._asked = None, self.controls.rest(), ""
         self._show(env, obs_N, state=READY, step=0, return_=0.0, success=None, by="", action={}, message="")
         due = 0.0
         terminated = truncated = False
@@ -283,16 +295,17 @@ class Seat:
                 if self._asked:
                     asked, self._asked = self._asked, ""
                     return asked, None, ""
-                is_held = self._held is not None or self._tapped is not None
+                is_held = self._held is not None or len(self._taps) > 0
                 goes_on = self.goes and (self._policy is not None or self._rest is not None)
-                left = due - time.monotonic()
+                left = max(due, 0.0 if self._taps or goes_on else self._repeats_at) - time.monotonic()
                 if self._driver is not None or ((is_held or goes_on) and left <= 0):
                     break
                 if not (is_held or goes_on) and self._is_stale:
                     return "look", None, ""
                 self._changed.wait(left if is_held or goes_on else None)
-            held = self._held if self._held is not None else self._tapped
-            rest, self._tapped = self._rest, None
+            tapped = self._taps.popleft() if self._taps else None
+            held = tapped if self.controls.are_choices and tapped is not None else self._held
+            held, rest = tapped if held is None else held, self._rest
         if self._driver is not None:
             return self._by_hand(self._driver.act, obs_N)
         if held is not None:
@@ -358,6 +371,7 @@ class Seat:
                 )
                 keeps = self._asked == "keep"
             if keeps:
+                self.kept_by.append(PERSON if self._driver is None else self._driver.by)
                 self.kept.append(episode)
                 self.corrections += corrections
             self._leave()
@@ -389,6 +403,8 @@ def _picture(env: VecEnv, obs_N: Tree) -> NDArray[np.uint8] | None:
     for leaf in leaves(map_tree(lambda part: np.asarray(part)[0], obs_N)):
         if leaf.dtype == np.uint8 and leaf.ndim == 3 and min(leaf.shape[:2]) >= 8:
             return leaf
+        if leaf.dtype == np.uint8 and leaf.ndim == 3 and leaf.shape[0] in (1, 3, 4):  # colours, or frames, come first
+            return np.moveaxis(leaf, 0, -1) if leaf.shape[0] == 3 else leaf[-1]
     return None
 
 

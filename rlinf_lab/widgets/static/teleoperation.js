@@ -69,6 +69,9 @@ class Held {
 
   letGo() { this.keys.clear(); this.dragged.clear(); this.stick = null; }
 
+  /** Who takes over from a policy holds what it held: axes that stay are where it has put them. */
+  follow(axes) { if (!this.engaged) this.controls.stays.forEach((stays, i) => { if (stays) this.rest[i] = axes[i]; }); }
+
   /** For another episode: what was held to the end of one does not begin the next. */
   reset() { this.waits ||= this.stick !== null; this.letGo(); this.rest.fill(0); }
 }
@@ -111,6 +114,8 @@ class TeleoperationView {
     this.root.addEventListener("focusin", () => this.refresh());
     this.stage.addEventListener("pointerdown", () => this.focus());
     window.addEventListener("blur", this.letGo);
+    this.leave = () => { this.letGo(); tellKernel(model, { type: "go", goes: false }); }; // a page that goes away leaves nobody at the controls
+    window.addEventListener("pagehide", this.leave);
     el.append(make("div.host", {}, this.root));
     this.setTheme(themeMode());
     this.stopTheme = watchTheme((mode) => this.setTheme(mode));
@@ -119,7 +124,7 @@ class TeleoperationView {
     this.heard();
   }
 
-  destroy() { clearInterval(this.poll); window.removeEventListener("blur", this.letGo); this.stopTheme(); this.letGo(); }
+  destroy() { clearInterval(this.poll); window.removeEventListener("blur", this.letGo); window.removeEventListener("pagehide", this.leave); this.stopTheme(); this.letGo(); }
 
   focus() { this.root.focus({ preventScroll: true }); }
 
@@ -219,6 +224,7 @@ class TeleoperationView {
   heard() {
     const { now } = this.seen;
     if (now.state !== "running" && now.state !== this.state) { this.held.reset(); this.tell(); }
+    if (now.by === "policy" && now.action.axes) this.held.follow(now.action.axes);
     this.going = now.goes;
     this.state = now.state;
     tellKernel(this.model, { type: "seen", number: now.number });
@@ -257,7 +263,7 @@ class TeleoperationView {
 
   drawOver(now, has) {
     const say = (words, ...buttons) => this.over.replaceChildren(make("div", {}, words), ...(buttons.length ? [make("div.asks", {}, ...buttons)] : []));
-    const key = `${now.state} ${has} ${now.step} ${this.going}`;
+    const key = now.state === "over" ? `over ${now.step}` : `${now.state} ${has} ${now.step} ${this.going}`; // a button stays the same while it is pressed
     if (key === this.overKey) return;
     this.overKey = key;
     this.over.hidden = false;
