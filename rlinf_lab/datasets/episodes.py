@@ -198,6 +198,21 @@ class EpisodeSource(ABC, Sequence[Episode]):
 
         return replayed(self[index], self.spec, env)
 
+    def __add__(self, other: EpisodeSource) -> EpisodeList:
+        """Both, one after another, in memory. `ConfigError` where spaces or ``fps`` differ.
+
+        Environment, limit of steps and who acted are those of both; where they differ they are not known of the whole.
+        """
+        mine, theirs = self.spec, other.spec
+        if (mine.observation_space, mine.action_space, mine.fps) != (theirs.observation_space, theirs.action_space, theirs.fps):
+            raise ConfigError(f"These data sets have different spaces or steps a second: {mine!r}, {mine.fps:g} fps, and {theirs!r}, {theirs.fps:g} fps.")
+        is_one = mine.env == theirs.env
+        spec = replace(
+            mine, env=mine.env if is_one else None, by=mine.by if mine.by == theirs.by else "",
+            max_episode_steps=mine.max_episode_steps if is_one and mine.max_episode_steps == theirs.max_episode_steps else None,
+        )  # fmt: skip
+        return EpisodeList(spec, [*self, *other])
+
     def __repr__(self) -> str:
         of = self.spec.env or "no environment"
         by = f", by {self.spec.by}" if self.spec.by else ""
@@ -225,21 +240,6 @@ class EpisodeList(EpisodeSource):
     @property
     def lengths_E(self) -> NDArray[np.int64]:
         return np.array([len(e) for e in self.episodes], np.int64)
-
-    def __add__(self, other: EpisodeSource) -> EpisodeList:
-        """Both, one after another. `ConfigError` where spaces or ``fps`` differ.
-
-        Environment, limit of steps and who acted are those of both; where they differ they are not known of the whole.
-        """
-        mine, theirs = self.spec, other.spec
-        if (mine.observation_space, mine.action_space, mine.fps) != (theirs.observation_space, theirs.action_space, theirs.fps):
-            raise ConfigError(f"These data sets have different spaces or steps a second: {mine!r}, {mine.fps:g} fps, and {theirs!r}, {theirs.fps:g} fps.")
-        is_one = mine.env == theirs.env
-        spec = replace(
-            mine, env=mine.env if is_one else None, by=mine.by if mine.by == theirs.by else "",
-            max_episode_steps=mine.max_episode_steps if is_one and mine.max_episode_steps == theirs.max_episode_steps else None,
-        )  # fmt: skip
-        return EpisodeList(spec, [*self.episodes, *other])
 
 
 def _alike(a: NDArray, b: NDArray) -> tuple[NDArray, NDArray]:

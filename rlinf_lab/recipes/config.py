@@ -25,6 +25,10 @@ from rlinf_lab.workers.standing import stood
 from rlinf_lab.workflow.workflow import WorkerHandle
 
 REWARDS = ("environment", "success")
+RECORDED = (
+    "recorded episodes, such as lab.collect(env, 'expert', episodes=10), lab.datasets.from_arrays(obs, action, ...) of arrays of yours, the folder of a "
+    "LeRobotDataset or an HDF5 file"
+)
 
 
 def trains_only(known: Container[str] | None = None) -> dict[str, Any]:
@@ -157,7 +161,8 @@ class RecordedConfig(RecipeConfig):
         super().__post_init__()
         object.__setattr__(self, "data", recorded(self.data))
         fits = self.data is None or isinstance(self.data, EpisodeSource)
-        self._require("data", fits, "recorded episodes, such as lab.collect(env, 'expert', episodes=10), or the folder of a LeRobotDataset")
+        self._require("data", fits, RECORDED)
+        self._require("data", self.data is None or len(self.data) > 0, "at least one episode: nothing was recorded, or kept, so far")
         if self.data is not None and self.env is None:
             object.__setattr__(self, "env", self.data.spec.env)
         if self.data is not None and self.max_episode_steps is None:

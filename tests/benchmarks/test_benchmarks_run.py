@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
         "generation", "length_replay", "staleness_model", "idle_shares", "tool_cell", "stream_gain", "dispatch", pytest.param("grpo_small_model", marks=pytest.mark.slow),
         pytest.param("clone_then_rl", marks=pytest.mark.slow), pytest.param("generation_vllm", marks=pytest.mark.vllm), pytest.param("warp_arm", marks=pytest.mark.warp),
         pytest.param("simulators", marks=pytest.mark.slow), pytest.param("recorder", marks=pytest.mark.slow), pytest.param("workflow_overhead", marks=pytest.mark.slow),
-        pytest.param("off_policy", marks=pytest.mark.slow), pytest.param("async_collect", marks=pytest.mark.slow),
+        pytest.param("off_policy", marks=pytest.mark.slow), pytest.param("async_collect", marks=pytest.mark.slow), "td3_bc",
         pytest.param("sac_mujoco", marks=pytest.mark.slow), pytest.param("rlpd", marks=pytest.mark.slow), pytest.param("cloning", marks=pytest.mark.slow),
     ],
 )  # fmt: skip

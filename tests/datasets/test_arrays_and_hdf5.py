@@ -194,3 +194,15 @@ def test_what_was_written_elsewhere_is_written_here(tmp_path: Path) -> None:
     data = lab.datasets.read_hdf5(robomimic(tmp_path / "lift.hdf5"))
     read = lab.datasets.read_lerobot(lab.datasets.write_lerobot(data, tmp_path / "lift"))
     assert [mine.differences(theirs) for mine, theirs in zip(data, read, strict=True)] == ["", "", ""] and read[0].task == "lift the cube"
+
+
+def test_data_sets_of_every_kind_are_added_and_told_apart(tmp_path: Path) -> None:
+    mine = lab.datasets.from_arrays([steps(3), steps(2)], [steps(3, 2), steps(2, 2)])
+    theirs = lab.datasets.read_lerobot(lab.datasets.write_lerobot(mine, tmp_path / "theirs"))
+    both, again = theirs + mine, mine + theirs
+    assert both.lengths_E.tolist() == again.lengths_E.tolist() == [3, 2, 3, 2] and both[2].differences(mine[0]) == ""
+    runs = [lab.train("clone", data=data, gradient_steps=2, plan=None, folder=None).wait() for data in (mine, both)]
+    assert list(lab.compare(*runs).differences.index) == ["data"]
+    for name, data, says in (("clone", mine[:0], "at least one episode"), ("td3_bc", {"obs": steps(3)}, r"from_arrays\(obs, action")):
+        with pytest.raises(ConfigError, match=says):
+            lab.train(name, data=data)

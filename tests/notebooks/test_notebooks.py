@@ -37,6 +37,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "72_your_own_loss": {"total_timesteps": 7_680, "seeds": 1, "expected_rise": -1e9},
     "73_your_own_data": {"episodes": 5, "gradient_steps": 300},
     "74_at_the_controls": {"demonstrations": 2, "corrected": 2, "gradient_steps": 50, "test_episodes": 2, "least_gain": -1.0},
+    "75_from_data_alone": {"episodes": 4, "gradient_steps": 40, "eval_every": 20, "test_episodes": 2, "least_gain": -1e9},
 }  # fmt: skip
 MOST_BYTES = 1_500_000
 DAILY = "20_profiling"

@@ -110,7 +110,7 @@ def acting(policy: Any, factory: Any, given: str = "collect(policy") -> tuple[Ca
     if isinstance(policy, str) and not Path(policy).exists() and get_close_matches(policy.lower(), ["expert"]):
         raise ConfigError(f"{given}={policy!r}): no run's folder. Did you mean 'expert'? Next: policy='expert'.")
     if isinstance(policy, (str, os.PathLike)):
-        policy = load_policy(policy)
+        policy = load_policy(policy, env=factory.given)
     if hasattr(policy, "policy") and callable(policy.policy):  # a run
         policy = policy.policy()
     if hasattr(policy, "act"):

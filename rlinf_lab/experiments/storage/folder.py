@@ -36,6 +36,7 @@ from typing import TYPE_CHECKING, Any
 
 import gymnasium
 
+from rlinf_lab.datasets import EpisodeSource
 from rlinf_lab.errors import ConfigError, RlinfLabError, shown
 from rlinf_lab.experiments.recipe import Recipe, find
 from rlinf_lab.experiments.storage import segments
@@ -367,7 +368,7 @@ def _plain(value: Any) -> Any:
         return {"policy_of": {"algorithm": value.algorithm, "config": to_plain(value.config)}}
     if isinstance(value, gymnasium.Env) and (id := registered_as(value)):
         return id
-    return {"object": named(value), "again": expression(value)}
+    return {"object": repr(value) if isinstance(value, EpisodeSource) else named(value), "again": expression(value)}
 
 
 def registered_as(env: gymnasium.Env) -> str | None:
