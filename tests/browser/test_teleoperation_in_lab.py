@@ -223,7 +223,4 @@ def test_two_views_of_one_seat_and_a_page_that_comes_back(jupyterlab: Any) -> No
     lab.wait_until(lambda: said(lab).startswith("None"), "nothing is held")
     step = int(said(lab).split()[1])
     lab.wait_until(lambda: int(data(lab, ROOT, "step")) == step, "the last step before the rest")
-    lab.page.locator(f"{ROOT} .rl-view").nth(0).click()
-    lab.page.keyboard.press("ArrowLeft")
-    until_step(lab, step + 1)
     assert not errors and not lab.errors()
