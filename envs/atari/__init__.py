@@ -83,5 +83,6 @@ def _action_names(game: str) -> tuple[str, ...]:
 
     ALEInterface.setLoggerMode(LoggerMode.Error)  # it greets
     console = ALEInterface()
-    console.loadROM(roms.get_rom_path(game))
-    return tuple(Action(choice).name.lower() for choice in console.getMinimalActionSet())
+    console.loadROM(str(roms.get_rom_path(game)))
+    chosen: Any = console.getMinimalActionSet()
+    return tuple(Action(choice).name.lower() for choice in chosen)

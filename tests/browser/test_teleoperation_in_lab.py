@@ -68,7 +68,7 @@ def test_keys_drive_the_arm_and_an_episode_is_kept(jupyterlab: Any, theme: str) 
     lab.page.keyboard.up("KeyE")
     lab.page.keyboard.press("KeyX")  # cuts the cell, were it JupyterLab's
     assert lab.page.locator(".jp-Cell").count() == cells
-    assert [row.inner_text() for row in lab.page.locator(f"{ROOT} .rl-axis .rl-name").all()] == ["x", "y", "z", "gripper", "strength"]
+    assert [row.inner_text() for row in lab.page.locator(f"{ROOT} .rl-axis .rl-name").all()] == ["forward, x", "right, y", "up, z", "gripper", "strength"]
     assert (pixels(lab.page, f"{ROOT} .rl-view img") != before).any(axis=2).mean() > 0.01, "the arm has moved"
     lab.page.keyboard.press("Enter")
     lab.wait_until(lambda: data(lab, ROOT, "state") == "over", "the episode's end")
@@ -77,7 +77,7 @@ def test_keys_drive_the_arm_and_an_episode_is_kept(jupyterlab: Any, theme: str) 
     lab.page.locator(f"{ROOT} button", has_text="Keep").last.click()
     lab.wait_until(lambda: data(lab, ROOT, "kept") == "1", "it is kept")
     # A slider, and what is discarded.
-    slider = lab.page.locator(f'{ROOT} input[aria-label="y"]').bounding_box()
+    slider = lab.page.locator(f'{ROOT} input[aria-label="forward, x"]').bounding_box()
     lab.page.mouse.move(slider["x"] + slider["width"] / 2, slider["y"] + slider["height"] / 2)
     lab.page.mouse.down()
     lab.page.mouse.move(slider["x"] + slider["width"] * 0.9, slider["y"] + slider["height"] / 2)
@@ -85,7 +85,7 @@ def test_keys_drive_the_arm_and_an_episode_is_kept(jupyterlab: Any, theme: str) 
     lab.page.mouse.up()
     lab.page.locator(f"{ROOT} button", has_text="Discard").last.click()
     lab.wait_until(lambda: data(lab, ROOT, "state") == "ready", "another beginning")
-    assert said(lab) == f"[{steps}] [[1.0, 0.0, 1.0, 0.0]] True"
+    assert said(lab) == f"[{steps}] [[0.0, 1.0, 1.0, 0.0]] True"
     box = lab.page.locator(ROOT).bounding_box()
     assert box["height"] <= 560 and lab.page.locator(ROOT).evaluate("(e) => e.scrollWidth <= e.clientWidth + 1")
     assert (pixels(lab.page, ROOT)[3, 3].mean() > 200) == (theme == "light")
@@ -101,14 +101,14 @@ def test_a_policy_is_taken_over_and_a_gamepad_drives(jupyterlab: Any) -> None:
     lab.page.keyboard.up("KeyA")
     lab.wait_until(lambda: lab.page.locator(f"{ROOT} .rl-who").inner_text() == "policy", "the policy acts again")
     lab.page.evaluate(PAD)
-    lab.wait_until(lambda: lab.page.locator(f"{ROOT} .rl-axis output").nth(0).inner_text() == "0.75", "the stick")
+    lab.wait_until(lambda: lab.page.locator(f"{ROOT} .rl-axis output").nth(1).inner_text() == "0.75", "the stick")
     assert lab.page.locator(f"{ROOT} .rl-axis output").nth(2).inner_text() == "0.50"
     lab.page.evaluate("() => { window.pad.axes = [0, 0, 0, 0]; }")
     lab.wait_until(lambda: lab.page.locator(f"{ROOT} .rl-who").inner_text() == "policy", "the stick was let go of")
     lab.wait_until(lambda: data(lab, ROOT, "kept") == "1", "a whole episode is kept without asking")
     lab.page.locator(f"{ROOT} button", has_text="Pause").last.click()
     found = said(lab)
-    assert "(-1.0, 0.0, 0.0, 0.0)" in found and "(0.75, 0.0, 0.5, 0.0)" in found
+    assert "(0.0, -1.0, 0.0, 0.1" in found and "(0.0, 0.75, 0.5, 0.1" in found, "what the policy holds is still held"
     assert not errors and not lab.errors()
 
 

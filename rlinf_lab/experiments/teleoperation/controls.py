@@ -120,6 +120,7 @@ class Controls:
 
     def for_page(self) -> dict[str, Any]:
         return {
+            "places": [] if self.are_choices else _places(self.names),
             "kind": "choices" if self.are_choices else "axes", "names": list(self.names), "stays": list(self.stays),
             "idle": self.idle, "signed": not isinstance(self.space, spaces.MultiBinary),
             "bindings": [
@@ -189,9 +190,8 @@ def _axes(
 
 def _places(names: Sequence[str]) -> list[int]:
     """Which pair of keys each axis has. By what its name says of its way, else the first that is free."""
-    said = [
-        next((k for k, way in enumerate(WAYS) if way in re.findall(r"[a-z]+", name.lower())), None) for name in names
-    ]
+    words = [re.findall(r"[a-z]+", name.lower()) for name in names]
+    said = [next((k for k, way in enumerate(WAYS) if way in some), None) for some in words]
     said = [place if place is not None and said.index(place) == i else None for i, place in enumerate(said)]
     free = iter(k for k in range(len(names) + len(WAYS)) if k not in said)
     return [next(free) if place is None else place for place in said]
@@ -201,13 +201,8 @@ def _codes(id: str, keys: Any) -> tuple[str, ...]:
     """Keys by their places. Given as gymnasium writes them ("w", "wd", ("w", "d")) or as browsers do ("KeyW")."""
     whole = isinstance(keys, str) and (len(keys) == 1 or re.fullmatch(r"(Key|Digit|Arrow|Space|Numpad)\w*", keys))
     is_chord = isinstance(keys, str) and 1 < len(keys) <= 3  # longer ones would be the name of a key
-    parts = (
-        [keys]
-        if whole or isinstance(keys, int)
-        else list(keys)
-        if is_chord or isinstance(keys, (tuple, list))
-        else [None]
-    )
+    are_several = is_chord or isinstance(keys, (tuple, list))
+    parts = [keys] if whole or isinstance(keys, int) else list(keys) if are_several else [None]
     found = []
     for part in parts:
         if isinstance(part, int) and not isinstance(part, bool) and 0 < part < 0x110000:

@@ -63,7 +63,8 @@ def teleoperate(
     has not seen how to stay there. ``keys_to_action``: as gymnasium's `play`
     takes it, ``{"a": 0, "d": 1}`` or ``{"w": [0, 1], ("a", "w"): ...}``, axes from -1 to 1; None: arrows, letters and
     digits, as the panel shows. ``action_names``: of the numbers of an action, or of its choices, where the environment
-    does not say them: "right", "forward", "up" choose their keys, and a "gripper" stays where it was put. ``task``: what is to be done, in words. Episode i begins as `collect`'s with this seed.
+    does not say them: "right", "forward", "up" choose their keys, and a "gripper" stays where it was put. ``task``:
+    what is to be done, in words. Episode i begins as `collect`'s with this seed.
 
     Raises `ConfigError` for an action space without controls (Dict, Tuple, MultiDiscrete) and for bad settings.
     """
@@ -94,7 +95,7 @@ def teleoperate(
     if action_names is not None and controls.names != names:
         raise ConfigError(
             f"teleoperate(action_names={shown(action_names)}): {counted(len(controls.names), 'name')} needed, of the "
-            f"{'choices' if controls.are_choices else 'numbers'} of {spec.action_space}. Next: a list with one for each."
+            f"{'choices' if controls.are_choices else 'numbers'} of {spec.action_space}. Next: a list with each."
         )
     act, by = (None, "") if policy is None else acting(policy, factory, "teleoperate(policy")[:2]
     settings = Settings(seed, max_episode_steps, keep, end_on_success, realtime, task or spec.id)

@@ -167,7 +167,7 @@ class TeleoperationView {
     this.refresh();
   }
 
-  /** A gamepad: sticks to the first axes, shoulders to the next one. It is looked at while this view has the keys. */
+  /** A gamepad: sticks for right, forward and up, shoulders for the gripper, see `places` in controls.py. It is looked at while this view has the keys. */
   pad() {
     if (this.controls.kind !== "axes" || !this.hasFocus) return;
     const pad = gamepad();
@@ -176,7 +176,7 @@ class TeleoperationView {
     const ways = [soft(pad.axes[0] ?? 0), -soft(pad.axes[1] ?? 0), -soft(pad.axes[3] ?? 0), pressed(7) - pressed(6), soft(pad.axes[2] ?? 0), pressed(5) - pressed(4)];
     if (ways.every((x) => x === 0)) this.held.waits = false;
     if (this.held.waits) return;
-    this.held.stick = this.controls.names.map((_, i) => Math.round((ways[i] ?? 0) * 100) / 100 * (this.controls.stays[i] ? 1 : this.held.gain));
+    this.held.stick = this.controls.names.map((_, i) => Math.round((ways[this.controls.places[i]] ?? 0) * 100) / 100 * (this.controls.stays[i] ? 1 : this.held.gain));
     this.tell();
   }
 
