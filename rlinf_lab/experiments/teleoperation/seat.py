@@ -312,20 +312,20 @@ class Seat:
             self._planned["policy"].clear()
             return "", _batch(held), "person"
         if self._policy is not None:
-            return "", self._by_policy(self._policy, obs_N), "policy"
+            return "", self._planned_or(self._policy, obs_N, "policy"), "policy"
         return "", _batch(rest), "person"
 
     def _by_hand(self, act: Callable[[Tree], Tree], obs_N: Tree) -> tuple[str, Tree, str]:
         """A function's action; None of it leaves the step to the policy. What goes wrong there is its caller's."""
         try:
-            action = self._planned_or("hand", lambda: act(obs_N))
+            action = self._planned_or(act, obs_N, "hand")
             if action is None and self._policy is None:
                 raise EnvError("drive: the function gave None, and no policy acts. Next: teleoperate(env, policy).")
         except BaseException as error:
             self._leave(error)
             return "discard", None, ""
         if action is None and self._policy is not None:
-            return "", self._by_policy(self._policy, obs_N), "policy"
+            return "", self._planned_or(self._policy, obs_N, "policy"), "policy"
         self._planned["policy"].clear()
         return "", action, "hand"
 
@@ -338,14 +338,11 @@ class Seat:
                 self._hand = None if self._hand is hand else self._hand
                 self._changed.notify_all()
 
-    def _by_policy(self, policy: Callable[[Tree], Tree], obs_N: Tree) -> Tree:
-        return self._planned_or("policy", lambda: policy(obs_N))
-
-    def _planned_or(self, who: str, choose: Callable[[], Tree]) -> Tree:
+    def _planned_or(self, choose: Callable[[Tree], Tree], obs_N: Tree, who: str) -> Tree:
         """The next action of a chunk that was chosen before, or of a new one. None where None is chosen."""
         planned = self._planned[who]
         if not planned:
-            chosen = choose()
+            chosen = choose(obs_N)
             if chosen is None:
                 return None
             is_many = is_chunk(self.controls.space, chosen)
