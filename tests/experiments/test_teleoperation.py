@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, ClassVar
 
 import gymnasium
@@ -565,3 +566,78 @@ def test_pictures_whose_colours_come_first_are_shown(seats: Any) -> None:
     env = make_vec("atari/Pong-v5", 1)
     shown = _picture(env, env.reset(seed=0))
     assert shown is not None and shown.shape == (84, 84) and env.spec.action_names[0] == "noop"
+
+
+def ones(obs_N: Any) -> Any:
+    return np.ones((len(obs_N), 1))
+
+
+def test_episodes_are_on_disk_when_they_are_kept_and_the_next_seat_goes_on(seats: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "demos" / "line"
+    seat = seats(Line, keep="all", save_to=folder)
+    seat.drive(ones, episodes=2)
+    end = time.monotonic() + 60
+    while not folder.exists() or len(lab.datasets.read_lerobot(folder)) < 2:  # while it is open
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    seat.close()
+    on_disk = lab.datasets.read_lerobot(folder)
+    assert [mine.differences(theirs) for mine, theirs in zip(seat.data, on_disk, strict=True)] == ["", ""] and "line" in repr(seat)
+    again = seats(Line, keep="all", save_to=folder)
+    assert len(again.data) == 2 and Page(again).wait(lambda now: now["state"] == "ready")["kept"] == 2
+    assert len(again.drive(ones)) == 1
+    again.close()
+    seeds = [e.seed for e in lab.datasets.read_lerobot(folder)]
+    assert len(seeds) == len(set(seeds)) == 3 and seeds[:2] == [e.seed for e in seat.data], "it begins where no episode has begun"
+    assert [p.name for p in folder.parent.iterdir()] == ["line"], "nothing is left aside"
+
+
+def test_what_was_between_two_renames_is_found_and_another_environments_data_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "line"
+    seat = lab.teleoperate(Line, keep="all", save_to=folder)
+    seat.drive(ones)
+    seat.close()
+    folder.rename(tmp_path / ".line.before")
+    seat = lab.teleoperate(Line, keep="all", save_to=folder)
+    seat.close()
+    assert len(seat.data) == 1 and folder.exists()
+    with pytest.raises(ConfigError, match="save_to=.*Next: another folder"):
+        lab.teleoperate("Pendulum-v1", save_to=folder)
+    (tmp_path / "text").mkdir()
+    (tmp_path / "text" / "notes.txt").write_text("mine")
+    with pytest.raises(ConfigError):
+        lab.teleoperate(Line, save_to=tmp_path / "text")
+    assert (tmp_path / "text" / "notes.txt").read_text() == "mine"
+
+
+def test_a_disk_that_is_full_loses_nothing_and_is_told(seats: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import rlinf_lab.experiments.teleoperation.saving as saving
+
+    write, full = saving.write_lerobot, [True]
+
+    def sometimes(*args: Any, **kwargs: Any) -> Any:
+        if full[0]:
+            raise OSError(28, "No space left on device")
+        return write(*args, **kwargs)
+
+    monkeypatch.setattr(saving, "write_lerobot", sometimes)
+    seat = seats(Line, keep="all", save_to=tmp_path / "line")
+    page = Page(seat)
+    seat.drive(ones)
+    assert "No space left on device" in page.wait(lambda now: now["message"] != "")["message"] and len(seat.data) == 1
+    full[0] = False
+    seat.drive(ones)
+    page.wait(lambda now: now["message"] == "")
+    seat.close()
+    assert len(lab.datasets.read_lerobot(tmp_path / "line")) == 2
+
+
+def test_two_seats_of_one_folder_overwrite_nothing(seats: Any, tmp_path: Path) -> None:
+    first, second = (seats(Line, keep="all", save_to=tmp_path / "line", seed=seed) for seed in (0, 1))
+    first.drive(ones, episodes=2)
+    first.close()
+    second.drive(ones)
+    second.close()
+    on_disk = lab.datasets.read_lerobot(tmp_path / "line")
+    assert [e.seed for e in on_disk] == [e.seed for e in first.data] and len(second.data) == 1
+    assert "somebody else writes there" in second._history()[0]["message"]

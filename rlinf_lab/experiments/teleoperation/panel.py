@@ -6,6 +6,7 @@ import atexit
 import base64
 import html
 import math
+import os
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -23,6 +24,7 @@ from rlinf_lab.experiments.collecting.collect import acting, id_of, in_own_units
 from rlinf_lab.experiments.evaluation import check_counts
 from rlinf_lab.experiments.film import alike
 from rlinf_lab.experiments.teleoperation.controls import Controls
+from rlinf_lab.experiments.teleoperation.saving import Saver
 from rlinf_lab.experiments.teleoperation.seat import CLOSED, FAILED, KEEPS, RUNNING, SPEEDS, News, Seat, Settings
 from rlinf_lab.notebook import side_by_side
 from rlinf_lab.trees import Tree
@@ -50,6 +52,7 @@ def teleoperate(
     keys_to_action: Mapping[Any, Any] | None = None,
     action_names: Sequence[str] | None = None,
     task: str = "",
+    save_to: str | os.PathLike[str] | None = None,
 ) -> Teleoperation:
     """Drive ``env`` in the notebook by keyboard, mouse or gamepad. Episodes are kept as data to learn from.
 
@@ -64,7 +67,9 @@ def teleoperate(
     takes it, ``{"a": 0, "d": 1}`` or ``{"w": [0, 1], ("a", "w"): ...}``, axes from -1 to 1; None: arrows, letters and
     digits, as the panel shows. ``action_names``: of the numbers of an action, or of its choices, where the environment
     does not say them: "right", "forward", "up" choose their keys, and a "gripper" stays where it was put. ``task``:
-    what is to be done, in words. Episode i begins as `collect`'s with this seed.
+    what is to be done, in words. ``save_to``: folder of a LeRobotDataset in which every episode is written when it is
+    kept; what is there already is the beginning of ``data``. Episode i begins as `collect`'s with this seed; with
+    ``save_to`` those that are there count.
 
     Raises `ConfigError` for an action space without controls (Dict, Tuple, MultiDiscrete) and for bad settings.
     """
@@ -98,9 +103,12 @@ def teleoperate(
             f"{'choices' if controls.are_choices else 'numbers'} of {spec.action_space}. Next: a list with each."
         )
     act, by = (None, "") if policy is None else acting(policy, factory, "teleoperate(policy")[:2]
-    settings = Settings(seed, max_episode_steps, keep, end_on_success, realtime, task or spec.id)
     known = DataSpec(spec.observation_space, spec.action_space, id_of(env, spec.id), spec.max_episode_steps)
-    return Teleoperation(factory, known, spec.native_action_space, controls, act, by, settings)
+    own = replace(known, action_space=spec.native_action_space or spec.action_space)
+    saver = None if save_to is None else Saver(save_to, own)
+    first = 0 if saver is None else len(saver.before)
+    settings = Settings(seed, max_episode_steps, keep, end_on_success, realtime, task or spec.id, first)
+    return Teleoperation(factory, known, spec.native_action_space, controls, act, by, settings, saver)
 
 
 class Teleoperation(PushedWidget):
@@ -123,7 +131,9 @@ class Teleoperation(PushedWidget):
         act: Callable[[Tree], Tree] | None,
         by: str,
         settings: Settings,
+        saver: Saver | None = None,
     ) -> None:
+        self._saver = saver
         self._factory, self._known, self._native, self._by = factory, known, native, by
         self._unseen: deque[tuple[int, float]] = deque()  # numbers of pictures on their way, and since when
         self._told_at, self._news, self._kept = 0.0, News(), 0
@@ -135,13 +145,14 @@ class Teleoperation(PushedWidget):
         )  # fmt: skip
         self._seat = Seat(factory, controls, act, settings, self._tell, self._wants_picture)
         self._seat.start()
-        atexit.register(self._seat.close)
+        atexit.register(self._end)
 
     # --- what was done ------------------------------------------------------------------------------------------
     @property
     def data(self) -> EpisodeList:
         """The episodes that were kept, in order. Actions are in the environment's own units."""
-        return self._since(0)
+        kept = self._since(0)
+        return self._saver.before + kept if self._saver is not None and self._before else kept
 
     @property
     def corrections(self) -> EpisodeList:
@@ -151,6 +162,11 @@ class Teleoperation(PushedWidget):
         if not self._by:
             raise ConfigError("corrections: no policy acts here. Next: data; or teleoperate(env, policy=run).")
         return self._list(self._seat.corrections, list(dict.fromkeys(self._seat.kept_by)))
+
+    @property
+    def _before(self) -> int:
+        """Episodes that were there."""
+        return 0 if self._saver is None else len(self._saver.before)
 
     def _since(self, number: int) -> EpisodeList:
         who = list(dict.fromkeys(self._seat.kept_by[number:]))
@@ -180,9 +196,14 @@ class Teleoperation(PushedWidget):
 
     def close(self) -> None:
         """Close the environment, and its view. ``data`` stays."""
-        self._seat.close()
-        atexit.unregister(self._seat.close)
+        self._end()
+        atexit.unregister(self._end)
         super().close()
+
+    def _end(self) -> None:
+        self._seat.close()
+        if self._saver is not None:
+            self._saver.close()
 
     # --- the page -----------------------------------------------------------------------------------------------
     def _wants_picture(self) -> bool:
@@ -195,9 +216,11 @@ class Teleoperation(PushedWidget):
         is_quiet = news.state == RUNNING == self._news.state  # one step among many
         if news.picture is not None and news.picture is not self._news.picture:
             self._jpeg = side_by_side([*alike([news.picture])])
-        is_new = len(self._seat.kept) != self._kept or news.state in (FAILED, CLOSED)
+        has_more = len(self._seat.kept) != self._kept
         self._news, self._kept = news, len(self._seat.kept)
-        if is_new:
+        if has_more and self._saver is not None:
+            self._saver.save(self.data)
+        if has_more or news.state in (FAILED, CLOSED):
             self.renew_pictures(self._still())
         if self._on_page and (news.is_drawn or not is_quiet):
             self._publish_now()
@@ -239,8 +262,10 @@ class Teleoperation(PushedWidget):
         last = [{"steps": len(e), "return": _told(e.return_), "success": e.success} for e in kept[-MOST_CHIPS:]]
         content = {
             "number": self._pictures_sent, "state": news.state, "step": news.step, "return": _told(news.return_),
-            "success": news.success, "by": news.by, "action": news.action, "message": news.message,
-            "numbers": news.numbers, "kept": len(kept), "last": last, "speed": self._seat.speed,
+            "folder": "" if self._saver is None else str(self._saver.folder),
+            "success": news.success, "by": news.by, "action": news.action,
+            "message": news.message or ("" if self._saver is None else self._saver.problem),
+            "numbers": news.numbers, "kept": self._before + len(kept), "last": last, "speed": self._seat.speed,
             "goes": self._seat.goes, "corrections": [len(corrections), sum(map(len, corrections))],
         }  # fmt: skip
         return content, {"picture": self._jpeg} if self._jpeg else {}
@@ -258,7 +283,8 @@ class Teleoperation(PushedWidget):
 
     def __repr__(self) -> str:
         seat, state = self._seat, self._news.state
-        kept = counted(len(seat.kept), "episode") + " kept"
+        kept = counted(self._before + len(seat.kept), "episode") + " kept"
+        kept += "" if self._saver is None else f" in {self._saver.folder}"
         corrected = f", {counted(len(seat.corrections), 'correction')}" if self._by else ""
         message = f": {self._news.message}" if self._news.message else ""
         return f"Teleoperation({self.title!r}, {kept}{corrected}, {state}{message})"

@@ -52,6 +52,8 @@ class Settings:
     end_on_success: bool
     realtime: bool
     task: str
+    first: int = 0
+    """the number of the first episode, after those that were there"""
 
 
 @dataclass
@@ -214,7 +216,7 @@ class Seat:
         try:
             env = on_host(self._factory(1, self.settings.max_episode_steps))
             self._checked = functools.partial(checked_batch, env.spec.action_space, 1, id=env.spec.id)
-            first, number = environment_seed(self.settings.seed, Purpose.DEMONSTRATIONS), 0
+            first, number = environment_seed(self.settings.seed, Purpose.DEMONSTRATIONS), self.settings.first
             while True:
                 self._episode(env, first + number)
                 number += 1

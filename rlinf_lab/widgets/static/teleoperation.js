@@ -298,7 +298,8 @@ class TeleoperationView {
     this.keptKey = key;
     const first = now.kept - now.last.length, [stretches, steps] = now.corrections;
     const chips = now.last.map((e, i) => make("span.episode", { title: `episode ${first + i}: ${e.steps} steps, return ${figures(e.return)}`, "data-success": String(e.success) }, `${e.steps}`));
-    const words = now.kept ? `${now.kept} kept, steps of each:` : "nothing is kept yet";
+    const where = now.folder ? ` in ${now.folder}` : "";
+    const words = now.kept ? `${now.kept} kept${where}${now.last.length ? ", steps of each:" : ""}` : `nothing is kept${where} yet`;
     const corrected = stretches ? [make("span.muted", {}, `${stretches} ${stretches === 1 ? "correction" : "corrections"}, ${steps} steps`)] : [];
     this.keptRow.replaceChildren(make("span.muted", {}, words), ...chips, ...corrected);
   }
