@@ -49,7 +49,7 @@ class Saver:
         return self.folder.with_name(f".{self.folder.name}.before")
 
     def save(self, data: EpisodeList) -> None:
-        """Have ``data``, all of it, written soon; a newer call takes the place of one that waits."""
+        """Have ``data``, all of it, written soon. A newer call takes the place of one that waits."""
         with self._changed:
             self._wanted = data
             if self._thread is None:
