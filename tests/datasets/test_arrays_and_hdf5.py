@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium
-import h5py
 import numpy as np
 import pytest
 from gymnasium import spaces
@@ -18,6 +17,8 @@ from hypothesis import strategies as st
 import rlinf_lab as lab
 from rlinf_lab.errors import ConfigError, UnknownNameError
 from rlinf_lab.trees import map_tree
+
+h5py = pytest.importorskip("h5py")  # not in every environment
 
 RNG = np.random.default_rng(0)
 
