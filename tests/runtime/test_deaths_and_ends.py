@@ -20,6 +20,7 @@ from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.planning.plan.layout import checked_layout
 from rlinf_lab.planning.plan.process_groups import place_hosts
 from rlinf_lab.runtime.executors.device_host import DeviceHost, pack
+from rlinf_lab.runtime.executors.multi_process import ship
 from rlinf_lab.runtime.executors.processes import ProcessExecutor
 from rlinf_lab.runtime.host.elastic import setups
 from rlinf_lab.runtime.host.liveness import cut_off
@@ -155,9 +156,12 @@ def test_who_hears_of_a_death_before_it_is_connected_does_not_die_of_it(monkeypa
     unconnected.links = {}
     assert not unconnected._tell(), "it has nobody to tell"
     monkeypatch.setattr(DeviceHost, "_pin", lambda self: None)
-    interval = sys.getswitchinterval()
-    host = DeviceHost("host0", pack(layout, place_hosts(layout), True))
+    interval, begin = sys.getswitchinterval(), threading.Thread.start
+    host, stopped = (DeviceHost("host0", pack(layout, place_hosts(layout), True)) for _ in range(2))
     try:
+        with monkeypatch.context() as late:  # another host fails, and this one is stopped, before its last thread has begun
+            late.setattr(threading.Thread, "start", lambda self: (stopped.stop() if self.name == "push" else None, begin(self))[1])
+            assert stopped.start(ship(flow.workers)) is None
         monkeypatch.setattr(os, "_exit", lambda code: pytest.fail("it has ended its process"))
         host._broken("host1")
         assert isinstance(host.host.state.failure, ExecutorError) and host.host.state.dead == {"host1"}

@@ -164,8 +164,9 @@ class DeviceHost:
             return error
         if self._sampler is not None:
             self._sampler.start()
-        self._pusher = threading.Thread(target=self._push, name="push", daemon=True)
-        self._pusher.start()
+        pusher = threading.Thread(target=self._push, name="push", daemon=True)
+        pusher.start()  # before `stop` can find it, which joins what it finds: another host may have failed meanwhile
+        self._pusher = pusher
         return None
 
     def _unmade(self, error: BaseException) -> ExecutorError:
