@@ -69,8 +69,10 @@ def space_of(tree: Any) -> Space:
     if isinstance(tree, list):
         return spaces.Discrete(int(max(np.max(part) for part in tree)) + 1)
     shape, kind = tree.shape[1:], tree.dtype
+    if kind.kind == "b" and not shape:
+        return spaces.Discrete(2)
     if kind.kind == "b":
-        return spaces.MultiBinary(shape or (1,))
+        return spaces.MultiBinary(shape[0] if len(shape) == 1 else shape)  # whose equality looks at how it was made
     if kind.kind in "iu":
         return spaces.Box(np.iinfo(kind).min, np.iinfo(kind).max, shape, kind.type)
     return spaces.Box(-np.inf, np.inf, shape, np.float32)

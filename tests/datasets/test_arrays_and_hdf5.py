@@ -59,6 +59,14 @@ def test_steps_after_the_last_end_are_an_episode_that_was_cut() -> None:
     assert data.spec.action_space == spaces.Discrete(3) and all(e.final_obs.shape == (3,) for e in data) and data[0].reward_T.tolist() == [0, 0, 0]
 
 
+def test_switches_are_learnt_from_too() -> None:
+    obs = {"on": np.array([True, False, True, True]), "pair": np.ones((4, 2), bool), "joints": steps(4)}
+    data = lab.datasets.from_arrays(obs, steps(4, 2), lengths=[3, 1])
+    assert data.spec.observation_space["on"] == spaces.Discrete(2) and data.spec.observation_space["pair"] == spaces.MultiBinary(2)
+    run = lab.train("clone", data=data, gradient_steps=2, batch_size=2, plan=None, folder=None).wait()
+    assert run.policy().act({"on": np.array(1), "pair": np.ones(2, np.int8), "joints": np.zeros(3)}).shape == (2,)
+
+
 def test_a_last_observation_may_follow_the_last_action() -> None:
     obs = [steps(5), steps(3)]
     data = lab.datasets.from_arrays(obs, [steps(4), steps(2)], terminated=[True, False], task="lift")

@@ -58,6 +58,11 @@ class Controls:
     def are_choices(self) -> bool:
         return isinstance(self.space, spaces.Discrete)
 
+    @property
+    def first(self) -> int:
+        """The action of choice 0."""
+        return int(self.space.start) if isinstance(self.space, spaces.Discrete) else 0
+
     @classmethod
     def of(cls, spec: EnvSpec, keys_to_action: Mapping[Any, Any] | None = None) -> Controls:
         """Those of an environment. ``keys_to_action``: as gymnasium's `play` has it; None: by number and name of the
@@ -86,7 +91,7 @@ class Controls:
             choice = told.get("choice")
             if isinstance(choice, bool) or not isinstance(choice, int) or not 0 <= choice < len(self.names):
                 raise ValueError(f"a choice from 0 to {len(self.names) - 1} is needed, not {shown(choice)}")
-            return np.asarray(choice + int(self.space.start), self.space.dtype)  # type: ignore[attr-defined]
+            return np.asarray(choice + self.first, self.space.dtype)
         try:
             axes_A = np.asarray(told.get("axes"), np.float64)
         except (TypeError, ValueError, OverflowError):
@@ -107,7 +112,7 @@ class Controls:
     def told(self, action: Any) -> dict[str, Any]:
         """An action as the page shows it. The place of each axis from -1 to 1, or the choice."""
         if self.are_choices:
-            return {"choice": int(action) - int(self.space.start)}  # type: ignore[attr-defined]
+            return {"choice": int(action) - self.first}
         flat_A = np.asarray(action, np.float64).reshape(-1)
         if isinstance(self.space, spaces.MultiBinary):
             return {"axes": flat_A.tolist()}
